@@ -134,8 +134,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_touches_three_source_files_at_most_and_passes_the_checks(
-    title: str, root: Path, tmp_path: Path, home: Path
-) -> None:
+    title, root, tmp_path, home
+):
     files = paths_of(title)
     assert len([name for name in files if name.startswith(SOURCE)]) <= MOST_FILES
     for check in ("check", "format --check"):

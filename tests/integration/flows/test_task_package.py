@@ -60,9 +60,7 @@ def nanochat(site: Path) -> Callable[..., str]:
     return run
 
 
-def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
-    site: Path, nanochat: Callable[..., str]
-) -> None:
+def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(site, nanochat):
     built = nanochat("stage", "backwards.toml", "task_data")
     assert "backwards: 2,000 examples to train on, 100 to test with" in built
     assert "built  file://" in built
@@ -85,7 +83,7 @@ def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
     ]
 
 
-def test_text_of_an_installed_package_is_identity(site: Path, nanochat: Callable[..., str]) -> None:
+def test_text_of_an_installed_package_is_identity(site, nanochat):
     file = site.parent / "poems.txt"
     words = ("--set", "shards.source=poems", "--set", f"shards.path={file}")
     words = (*words, "--set", "shards.num_shards=1")

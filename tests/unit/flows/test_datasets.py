@@ -98,14 +98,14 @@ def test_published_datasets_need_no_numbers():
         assert {d.name: (d.num_train, d.num_test) for d in datasets}["mmlu"] == (None, None)
 
 
-def test_a_column_for_a_source_without_columns_is_refused() -> None:
+def test_a_column_for_a_source_without_columns_is_refused():
     with pytest.raises(
         ConfigError, match=r"shards\.column is 'body', but the text source is 'pydocs'"
     ):
         open_profile("tiny", overrides=("shards.column=body",))
 
 
-def test_a_snapshot_of_packages_is_refused() -> None:
+def test_a_snapshot_of_packages_is_refused():
     version = open_profile("tiny").run.shards.snapshot[0]
     with pytest.raises(ConfigError, match="lists packages; the text is") as error:
         open_profile("tiny", overrides=(f'shards.snapshot=["{version}","numpy==1.0"]',))

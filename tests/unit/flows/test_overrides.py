@@ -1,7 +1,5 @@
 """A run that was given no name is called after its profile and what it changes."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.artifacts.runs import point
@@ -13,12 +11,12 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 
 
-def test_a_run_with_the_profiles_own_settings_has_its_name() -> None:
+def test_a_run_with_the_profiles_own_settings_has_its_name():
     assert default_name("tiny") == "tiny"
     assert default_name("tiny", depth=3, overrides=("seed=42",)) == "tiny"
 
 
-def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide() -> None:
+def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide():
     name = default_name("tiny", overrides=("seed=7", "rl.temperature=0.5"))
     assert name.startswith("tiny-")
     assert default_name("tiny", overrides=("rl.temperature = 5e-1", "seed=7")) == name
@@ -28,13 +26,13 @@ def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide() -> 
     assert len(names | {name, "tiny"}) == 5
 
 
-def test_another_depth_is_called_like_a_member_of_a_series() -> None:
+def test_another_depth_is_called_like_a_member_of_a_series():
     assert default_name("tiny", depth=4) == "tiny-d4"
     name = default_name("tiny", overrides=("seed=7",))
     assert default_name("tiny", depth=4, overrides=("seed=7",)) == f"{name}-d4"
 
 
-def test_a_run_from_given_artifacts_is_an_experiment() -> None:
+def test_a_run_from_given_artifacts_is_an_experiment():
     given = {
         default_name("tiny", use=use)
         for use in (("sft@a",), ("sft@b",), ("sft@a", "rows@a"), ("rows@a", "sft@a"))
@@ -43,13 +41,13 @@ def test_a_run_from_given_artifacts_is_an_experiment() -> None:
     assert "tiny" not in given
 
 
-def test_a_part_of_a_run_does_not_take_the_name_of_the_whole() -> None:
+def test_a_part_of_a_run_does_not_take_the_name_of_the_whole():
     assert default_name("tiny", until="pretrain") == "tiny-until-pretrain"
     assert name_of(RunRequest(depth=4, until="sft")) == "tiny-d4-until-sft"
     assert default_name("tiny", until="report") == "tiny"
 
 
-def test_changed_settings_are_those_that_differ_from_the_profiles() -> None:
+def test_changed_settings_are_those_that_differ_from_the_profiles():
     overrides = ("seed=42", "sft.num_epochs=2", "shards.path=/data", "task_data.core_bundle=null")
     assert changed_settings("tiny", overrides=overrides) == {
         "sft.num_epochs": 2,
@@ -65,9 +63,7 @@ def test_changed_settings_are_those_that_differ_from_the_profiles() -> None:
         ("main", "main is a tag"),
     ],
 )
-def test_a_name_that_would_not_lead_to_the_run_is_refused(
-    tmp_path: Path, name: str, error: str
-) -> None:
+def test_a_name_that_would_not_lead_to_the_run_is_refused(tmp_path, name, error):
     store = LocalStore(tmp_path / "store")
     point(store, "main", "tiny-1")
     with pytest.raises(ConfigError, match=error) as caught:
@@ -79,7 +75,7 @@ def test_a_name_that_would_not_lead_to_the_run_is_refused(
     assert open_name(store, RunRequest(overrides=changed)).startswith("tiny-")
 
 
-def test_a_default_name_that_is_a_tag_is_refused(tmp_path: Path) -> None:
+def test_a_default_name_that_is_a_tag_is_refused(tmp_path):
     store = LocalStore(tmp_path / "store")
     request = RunRequest(depth=4)
     assert open_name(store, request) == "tiny-d4"
@@ -126,13 +122,11 @@ def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str
         ),
     ],
 )
-def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(
-    overrides: tuple[str, ...], expected: list[str]
-) -> None:
+def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(overrides, expected):
     assert reached("tiny", *overrides) == expected
 
 
-def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() -> None:
+def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth():
     depth = "model.depth 3 -> 5: changes pretrain and 8 after"
     assert reached("tiny", depth=5) == [depth]
     assert reached("tiny", depth=3) == []
@@ -142,7 +136,7 @@ def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() ->
     assert first == "model.depth 12 -> 14: changes shards, pretrain, midtrain, sft, rl and 8 after"
 
 
-def test_stages_that_a_run_does_not_have_are_not_named() -> None:
+def test_stages_that_a_run_does_not_have_are_not_named():
     late = STAGES[STAGES.index(SFT) : STAGES.index(REPORT) + 1]
     request = RunRequest(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
     [found] = settings_reach(request, late)

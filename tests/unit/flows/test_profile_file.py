@@ -43,9 +43,7 @@ def read(directory: Path, text: str, *, depth: int | None = None) -> RunRequest:
 
 
 @pytest.mark.parametrize("request_", [*CHANGES, *(RunRequest(profile=p) for p in PROFILES)])
-def test_what_is_written_is_read_as_the_same_settings_and_the_same_name(
-    tmp_path: Path, request_: RunRequest
-) -> None:
+def test_what_is_written_is_read_as_the_same_settings_and_the_same_name(tmp_path, request_):
     again = read(tmp_path, to_toml(request_))
     assert again.profile == request_.profile
     assert settings_of(again) == settings_of(request_)
@@ -54,7 +52,7 @@ def test_what_is_written_is_read_as_the_same_settings_and_the_same_name(
     assert bool(again.overrides) == bool(request_.overrides)
 
 
-def test_a_commented_null_can_be_used_as_it_stands(tmp_path: Path) -> None:
+def test_a_commented_null_can_be_used_as_it_stands(tmp_path):
     text = to_toml(RunRequest())
     assert '# core_bundle = "null"\n' in text
     assert read(tmp_path, text.replace('# core_bundle = "null"', 'core_bundle = "null"')) == read(
@@ -62,7 +60,7 @@ def test_a_commented_null_can_be_used_as_it_stands(tmp_path: Path) -> None:
     )
 
 
-def test_a_few_lines_are_a_profile(tmp_path: Path) -> None:
+def test_a_few_lines_are_a_profile(tmp_path):
     text = """
     profile = "tiny"
     name = "mine"
@@ -88,13 +86,13 @@ def test_a_few_lines_are_a_profile(tmp_path: Path) -> None:
     assert (entry.task, entry.num_examples, entry.epochs) == ("spelling", None, 2)
 
 
-def test_data_replaces_the_text_of_a_whole_file(tmp_path: Path) -> None:
+def test_data_replaces_the_text_of_a_whole_file(tmp_path):
     text = to_toml(RunRequest()).replace("# data = ", "data = ")
     shards = settings_of(read(tmp_path, text)).shards
     assert (shards.source, shards.path) == ("local", "/path/to/a/folder/of/text")
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_file(tmp_path):
     entry = '{ name = "mine", grade = 1, num_train = 1, num_test = 1, path = "a.jsonl" },'
     text = to_toml(RunRequest()).replace("datasets = [", f"datasets = [{entry}")
     text = text.replace('source = "pydocs"', 'source = "local"\npath = "letters"')
@@ -105,7 +103,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         read(tmp_path, 'profile = "tiny"\n[sft]\nmixture = "sub/no.toml"')
 
 
-def test_data_may_be_a_dataset_on_the_hub(tmp_path: Path) -> None:
+def test_data_may_be_a_dataset_on_the_hub(tmp_path):
     file = read(tmp_path, 'profile = "tiny"\ndata = "hf://owner/name"')
     assert file.overrides == ("shards.path=owner/name", "shards.source=hub")
 
@@ -134,7 +132,7 @@ def test_data_may_be_a_dataset_on_the_hub(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_names_the_file(tmp_path: Path, text: str, error: str) -> None:
+def test_a_mistake_names_the_file(tmp_path, text, error):
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'my.toml'}")
@@ -142,7 +140,7 @@ def test_a_mistake_names_the_file(tmp_path: Path, text: str, error: str) -> None
     assert str(caught.value).isprintable()
 
 
-def test_sizes_of_another_depth_are_refused(tmp_path: Path) -> None:
+def test_sizes_of_another_depth_are_refused(tmp_path):
     text = to_toml(RunRequest())
     assert read(tmp_path, text, depth=3).overrides == ()
     with pytest.raises(ConfigError, match="depth is 5, but its settings are those of depth 3"):
@@ -150,7 +148,7 @@ def test_sizes_of_another_depth_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing.toml", "folder.toml"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
         read_profile_file(tmp_path / name)
@@ -161,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_file_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+def test_a_file_of_any_editor_is_read(tmp_path, encoding):
     path = tmp_path / "my.toml"
     path.write_bytes('profile = "tiny"\r\n\r\nname = "caf\u00e9"\r\nseed = 7\r\n'.encode(encoding))
     file = read_profile_file(path)
@@ -186,9 +184,7 @@ def test_a_file_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
         ("sft", "mixture", 'task = "arithmetic", epochs = 1', "num_examples"),
     ],
 )
-def test_null_in_a_group_of_a_list_is_the_same_as_leaving_it_out(
-    tmp_path: Path, group: str, name: str, item: str, key: str
-) -> None:
+def test_null_in_a_group_of_a_list_is_the_same_as_leaving_it_out(tmp_path, group, name, item, key):
     texts = [f'{item}, {key} = "null"', item]
     files = [f'profile = "tiny"\n[{group}]\n{name} = [{{ {text} }}]' for text in texts]
     assert changes(tmp_path, files[0]) == changes(tmp_path, files[1])
@@ -202,7 +198,7 @@ def changes(folder: Path, text: str) -> object:
         return str(error)
 
 
-def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:
+def test_the_example_of_the_guide_is_a_profile(tmp_path):
     guide = (REPOSITORY / "docs/guides/settings.md").read_text(encoding="utf-8")
     file = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0])
     assert (file.profile, file.run_name, file.depth) == ("tiny", "letters", 4)
@@ -213,9 +209,7 @@ def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", [r"\n\n", "\n\n", r"\r\n\r\n", "\r\n\r\n", "\n# ", "\t", "; "])
-def test_a_separator_is_the_same_on_a_command_line_and_in_a_file(
-    tmp_path: Path, typed: str
-) -> None:
+def test_a_separator_is_the_same_on_a_command_line_and_in_a_file(tmp_path, typed):
     source = ("shards.source=local", "shards.path=/letters")
     request = RunRequest(overrides=(*source, f"shards.separator={typed}"))
     meant = typed.replace(r"\r", "").replace("\r", "").replace(r"\n", "\n")

@@ -21,7 +21,7 @@ LATER = {  # settings that came after profiles were first published
 }
 
 
-def test_the_seed_is_nanochats_of_january_at_every_stage() -> None:
+def test_the_seed_is_nanochats_of_january_at_every_stage():
     run = open_profile("d20_seed").run
     assert (run.model.depth, run.model.vocab_size, run.shards.source) == (20, 65_536, "fineweb-edu")
     assert not any(getattr(run.model, part) for part in LATER["model"])
@@ -32,13 +32,13 @@ def test_the_seed_is_nanochats_of_january_at_every_stage() -> None:
     assert {entry.task for entry in run.sft.mixture} >= {"arc_easy", "arc_challenge", "smoltalk"}
 
 
-def test_the_seed_has_its_own_dial() -> None:
+def test_the_seed_has_its_own_dial():
     assert open_profile("d20_seed", depth=11).run.model.num_heads == 8
     assert open_profile("d12", depth=11).run.model.num_heads == 6
 
 
 @pytest.mark.parametrize("name", TODAYS)
-def test_settings_of_other_eras_leave_no_trace_in_a_profile_without_them(name: str) -> None:
+def test_settings_of_other_eras_leave_no_trace_in_a_profile_without_them(name):
     run = open_profile(name).run
     for stage in STAGES:
         config = canonical_config(stage, run)
@@ -48,7 +48,7 @@ def test_settings_of_other_eras_leave_no_trace_in_a_profile_without_them(name: s
             assert not names & set(found), stage.name
 
 
-def test_the_seed_shows_what_is_its_own() -> None:
+def test_the_seed_shows_what_is_its_own():
     run = open_profile("d20_seed").run
     assert LATER["model"] <= set(run.model.canonical())
     assert LATER["optimizer"] <= set(run.optimizer.canonical())
@@ -65,12 +65,12 @@ def test_the_seed_shows_what_is_its_own() -> None:
         ("model.smear=1", "model.smear is 1, expected bool"),
     ],
 )
-def test_a_wrong_setting_of_an_era_is_refused(override: str, message: str) -> None:
+def test_a_wrong_setting_of_an_era_is_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         open_profile("d20_seed", overrides=[override])
 
 
-def test_single_parts_can_be_taken_away_and_put_back() -> None:
+def test_single_parts_can_be_taken_away_and_put_back():
     run = open_profile("d12", overrides=["model.smear=false", "optimizer.grad_clip=1.0"]).run
     assert (run.model.smear, run.optimizer.grad_clip) == (False, 1.0)
     run = open_profile("d20_seed", overrides=["optimizer.grad_clip=null"]).run

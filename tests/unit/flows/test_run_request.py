@@ -26,16 +26,16 @@ NAMES = {
 
 
 @pytest.mark.parametrize("request_type", NAMES, ids=lambda kind: kind.__name__)
-def test_names_that_stored_deployments_use_stay(request_type: type) -> None:
+def test_names_that_stored_deployments_use_stay(request_type):
     assert set(NAMES[request_type].split()) <= set(options_of(request_type))
 
 
-def test_every_field_of_a_request_is_a_declared_parameter() -> None:
+def test_every_field_of_a_request_is_a_declared_parameter():
     for kind in (RunRequest, EvalRequest, StageRequest):
         assert set(options_of(kind)) == {item.name for item in fields(kind)}
 
 
-def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group() -> None:
+def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group():
     names = list(options_of(RunRequest))
     assert names[:5] == ["profile", "depth", "steps", "data", "overrides"]
     assert set(names[5:9]) == {"until", "from_stage", "force", "use"}
@@ -44,14 +44,14 @@ def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group() -> None:
     assert next(iter(options_of(EvalRequest))) == "model"
 
 
-def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optional() -> None:
+def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optional():
     for kind in (RunRequest, EvalRequest, StageRequest):
         for name, (_, option) in options_of(kind).items():
             assert len(option.help) <= 110, name
             assert "ptional" not in option.label + option.help, name
 
 
-def test_short_fields_stand_for_settings() -> None:
+def test_short_fields_stand_for_settings():
     request = RunRequest(overrides=("seed=7",), steps=9, data="/data/letters")
     assert request.settings == (
         "seed=7",
@@ -66,13 +66,13 @@ def test_short_fields_stand_for_settings() -> None:
     )
 
 
-def test_a_setting_that_is_given_twice_is_refused() -> None:
+def test_a_setting_that_is_given_twice_is_refused():
     with pytest.raises(ConfigError, match=r"pretrain.num_steps is set twice: to 9 by") as error:
         _ = RunRequest(overrides=("pretrain.num_steps = 8",), steps=9).settings
     assert error.value.hint
 
 
-def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
+def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for():
     asked: dict[str, Any] = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
     asked |= {"place": ("threads=1",), "until": "sft"}
     request = RunRequest(**asked)
@@ -82,7 +82,7 @@ def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}
 
 
-def test_none_asks_for_no_pool_where_a_deployment_names_one() -> None:
+def test_none_asks_for_no_pool_where_a_deployment_names_one():
     assert request_of(RunRequest, {"pool": "none"}).pool is None
     assert request_of(RunRequest, {"pool": "gpu"}).pool == "gpu"
     with pytest.raises(ConfigError, match="cannot be the name"):

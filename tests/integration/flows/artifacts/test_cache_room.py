@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
-from flows.identity.manifest import Manifest
-from tests.support.flows.stores import CountingStore, DyingStore
+from tests.support.flows.stores import DyingStore
 from tests.support.flows.waiting import wait_until
 from tests.unit.flows.artifacts.test_cache_room import (
     cache,
@@ -86,9 +85,7 @@ flows.artifacts.cache.fetch_verified = take_time
 )
 
 
-def test_two_processes_that_fetch_at_once_fetch_once(
-    store: CountingStore, tmp_path: Path, manifest: Manifest
-):
+def test_two_processes_that_fetch_at_once_fetch_once(store, tmp_path, manifest):
     (tmp_path / "tried").mkdir()
     words = (tmp_path / "store", tmp_path / "cache", manifest.fingerprint, tmp_path / "tried")
     users = [run_python(SLOW_USER, *words) for _ in range(2)]
@@ -102,9 +99,7 @@ def test_two_processes_that_fetch_at_once_fetch_once(
     assert counts == [0, 4]
 
 
-def test_what_another_process_uses_is_not_dropped_until_that_process_ends(
-    store: CountingStore, tmp_path: Path
-):
+def test_what_another_process_uses_is_not_dropped_until_that_process_ends(store, tmp_path):
     manifests = [publish_block(store, tmp_path, number) for number in range(2)]
     user = run_python(USER, tmp_path / "store", tmp_path / "cache", manifests[0].fingerprint)
     say(user, "go")
@@ -136,7 +131,7 @@ Cache(Path(sys.argv[1]), 0).make_room()
 
 
 def test_a_process_killed_while_it_makes_room_leaves_no_half_copy_under_its_name(
-    store: CountingStore, cache: Cache, tmp_path: Path
+    store, cache, tmp_path
 ):
     manifest = publish_block(store, tmp_path, 0)
     directory = fetch(store, manifest, cache)
@@ -173,9 +168,7 @@ print("well")
 """
 
 
-def test_processes_that_fetch_use_and_drop_at_once_never_see_a_copy_go(
-    store: CountingStore, tmp_path: Path
-):
+def test_processes_that_fetch_use_and_drop_at_once_never_see_a_copy_go(store, tmp_path):
     prints = [publish_block(store, tmp_path, number).fingerprint for number in range(4)]
     workers = [
         run_python(WORKER, tmp_path / "store", tmp_path / "cache", seed, *prints)
@@ -184,9 +177,7 @@ def test_processes_that_fetch_use_and_drop_at_once_never_see_a_copy_go(
     assert [worker.communicate()[0] for worker in workers] == ["well\n"] * 3
 
 
-def test_unfinished_fetches_take_room_and_are_dropped_too(
-    store: CountingStore, cache: Cache, tmp_path: Path
-):
+def test_unfinished_fetches_take_room_and_are_dropped_too(store, cache, tmp_path):
     manifest = publish_block(store, tmp_path, 0)
     with pytest.raises(KeyboardInterrupt):
         fetch(DyingStore(tmp_path / "store"), manifest, cache)

@@ -111,7 +111,7 @@ def make_sft(number: str) -> Manifest:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_name_means_the_run_that_the_table_says(store: Store, case: str):
+def test_a_name_means_the_run_that_the_table_says(store, case):
     events, artifact, run, newest = CASES[case]
     act(store, events.split(", "), {})
     for ask, expected in ((open_run, run), (open_newest_run, newest)):
@@ -125,7 +125,7 @@ def test_a_name_means_the_run_that_the_table_says(store: Store, case: str):
         assert open_artifact(store, "tiny") == make_sft(artifact)
 
 
-def test_runs_that_start_and_end_at_once_are_all_found(store: Store):
+def test_runs_that_start_and_end_at_once_are_all_found(store):
     barrier = threading.Barrier(8)
 
     def live(number: int) -> None:
@@ -145,7 +145,7 @@ def test_runs_that_start_and_end_at_once_are_all_found(store: Store):
     assert [run.run for run in latest_runs(store, 3, unread=["x"])] == expected[5:]
 
 
-def test_a_run_that_is_resumed_under_another_name_has_that_one(store: Store):
+def test_a_run_that_is_resumed_under_another_name_has_that_one(store):
     write_run(store, make("1"))
     write_run(store, dataclasses.replace(make("1"), name="mine"))
     assert open_run(store, "mine").run == make("1").run
@@ -153,7 +153,7 @@ def test_a_run_that_is_resumed_under_another_name_has_that_one(store: Store):
     assert [run.name for run in latest_runs(store, 3, unread=[])] == ["mine"]
 
 
-def test_what_is_copied_to_another_store_has_its_names_there(store: Store, tmp_path: Path):
+def test_what_is_copied_to_another_store_has_its_names_there(store, tmp_path):
     act(store, ["start 1", "sft 1", "finish 1", "start 2", "sft 2", "fail 2"], {})
     other = LocalStore(tmp_path / "other")
     for name, run in listed_runs(store):
@@ -166,7 +166,7 @@ def test_what_is_copied_to_another_store_has_its_names_there(store: Store, tmp_p
     assert known_names(other) == ["tiny"]
 
 
-def test_a_run_without_a_name_is_found_by_its_id_alone(store: Store):
+def test_a_run_without_a_name_is_found_by_its_id_alone(store):
     """Such as one of a version before names were listed."""
     write_run(store, make("1"))
     (key,) = [entry.key for entry in store.list("names/")]
@@ -181,7 +181,7 @@ def test_a_run_without_a_name_is_found_by_its_id_alone(store: Store):
 
 
 @pytest.mark.parametrize("key", ["names/tiny", "names/tiny/x", "names/tiny/1-", "names/a/1-b/c"])
-def test_a_key_that_names_no_run_is_passed_over(store: Store, key: str):
+def test_a_key_that_names_no_run_is_passed_over(store, key):
     write_run(store, make("1"))
     store.put(key if key.count("/") > 1 else f"{key}.json", b"")
     assert listed_runs(store) == [("tiny", make("1").run)]

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from flows.identity.manifest import Manifest
-from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from tests.support.flows.rows import publish_files
 from tests.support.flows.senders import check_same, make_run, send
@@ -22,9 +21,7 @@ def artifacts(source: LocalStore, tmp_path: Path) -> tuple[Manifest, Manifest]:
     return make_run(source, tmp_path)
 
 
-def test_to_s3_and_back_every_byte_arrives(
-    source: LocalStore, s3_store: Store, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
+def test_to_s3_and_back_every_byte_arrives(source, s3_store, artifacts, tmp_path):
     large = publish_files(source, "rows", {"train.rows": bytes(range(256)) * 80_000}, tmp_path)
     put_run(source, "tiny-1", *artifacts, large)
     pushed = send(source, s3_store, "tiny")

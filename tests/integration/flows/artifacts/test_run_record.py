@@ -73,7 +73,7 @@ class Collection:
         return dataclasses.replace(context, record=self.record, watch=watch)
 
 
-def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
+def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
@@ -86,7 +86,7 @@ def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
     assert toys.kinds("first") == ["waiting", "cached"]
 
 
-def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
+def test_a_run_builds_what_was_collected_while_it_waited(toys):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
@@ -101,7 +101,7 @@ def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
     assert kinds[-1] == "finished"
 
 
-def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
+def test_a_given_artifact_is_recorded_again_after_a_collection(toys):
     from flows.orchestration.pipeline import _reused
 
     made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
@@ -113,7 +113,7 @@ def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
     assert toys.kinds("first") == ["waiting", "cached"]
 
 
-def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys: Any):
+def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys):
     from flows.orchestration.pipeline import _reused
 
     made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
@@ -123,7 +123,7 @@ def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(
         _reused(context, made)
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
+def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys):
     stage = toys.stage("first")
     build(stage, toys.context(), {}, force=False)
     collection = Collection(toys)

@@ -56,9 +56,7 @@ def run(job):
 """
 
 
-def test_a_stage_without_memory_starts_again_with_half_the_rows_and_remembers_them(
-    toys: Any,
-) -> None:
+def test_a_stage_without_memory_starts_again_with_half_the_rows_and_remembers_them(toys):
     stage, context = toys.stage("first", source=NARROW), toys.context()
     resources = replace(context.placement.resources, device_batch_size=8)
     context = replace(context, placement=replace(context.placement, resources=resources))
@@ -78,7 +76,7 @@ def test_a_stage_without_memory_starts_again_with_half_the_rows_and_remembers_th
     assert open_store(toys.placement.store).get(manifest.files[0].key) == b"8 4 2 2 "
 
 
-def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:
+def test_a_stage_is_built_once_and_reused_afterwards(toys):
     first = toys.stage("first")
     second = toys.stage("second", first)
     context = toys.context()
@@ -97,7 +95,7 @@ def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:
     assert after.manifest.provenance.metrics == {"length": 12}
 
 
-def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
+def test_the_manifest_says_how_the_stage_was_executed(toys):
     manifest = build(toys.stage("first"), toys.context("run-7"), {}, force=False).manifest
 
     assert manifest.provenance.run == "run-7"
@@ -115,7 +113,7 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
     )
 
 
-def test_the_work_directory_goes_when_the_artifact_is_published(toys: Any) -> None:
+def test_the_work_directory_goes_when_the_artifact_is_published(toys):
     build(toys.stage("first"), toys.context(), {}, force=False)
 
     assert [path for path in (toys.home / "work").rglob("*") if path.suffix != ".lock"] == [
@@ -123,7 +121,7 @@ def test_the_work_directory_goes_when_the_artifact_is_published(toys: Any) -> No
     ]
 
 
-def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys: Any) -> None:
+def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys):
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):
@@ -150,7 +148,7 @@ def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys: Any) -> None:
     assert not job.exists()
 
 
-def test_a_full_disk_is_named(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named(toys, monkeypatch):
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(JobFailed):
@@ -171,7 +169,7 @@ def test_a_full_disk_is_named(toys: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         build(mute, toys.context(), {}, force=False)
 
 
-def test_force_builds_again_and_keeps_the_old_artifact(toys: Any) -> None:
+def test_force_builds_again_and_keeps_the_old_artifact(toys):
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
     context = toys.context("run-2")
@@ -185,7 +183,7 @@ def test_force_builds_again_and_keeps_the_old_artifact(toys: Any) -> None:
     assert build(first, context, {}, force=True).cached  # this run built it already
 
 
-def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> None:
+def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys):
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
     toys.set_broken("first")
@@ -210,7 +208,7 @@ def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> 
     assert not [e for e in toys.context().store.list("first/") if "/checkpoints/" in e.key]
 
 
-def test_each_of_two_forced_runs_asks_once(toys: Any) -> None:
+def test_each_of_two_forced_runs_asks_once(toys):
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
 
@@ -225,7 +223,7 @@ def test_each_of_two_forced_runs_asks_once(toys: Any) -> None:
     assert find_redo(toys.context().store, old.ref).before == 1
 
 
-def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys: Any) -> None:
+def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys):
     first = toys.stage("first")
     toys.set_broken("first")
     for _ in range(2):
@@ -237,21 +235,21 @@ def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys: Any) -> No
     assert (made.identity.redo, len(made.provenance.segments)) == (0, 3)
 
 
-def test_force_asks_for_nothing_where_nothing_was_begun(toys: Any) -> None:
+def test_force_asks_for_nothing_where_nothing_was_begun(toys):
     context = toys.context("run-1")
     made = build(toys.stage("first"), context, {}, force=True).manifest
     assert made.identity.redo == 0
     assert build(toys.stage("first"), context, {}, force=True).cached
 
 
-def test_a_revocation_that_came_without_its_artifact_counts(toys: Any) -> None:
+def test_a_revocation_that_came_without_its_artifact_counts(toys):
     first, context = toys.stage("first"), toys.context()
     recipe = look_up(first, context, {}, force=False).identity
     put_revocation(context.store, recipe.ref, Revocation(why="wrong", when="", who="me"))
     assert build(first, context, {}, force=False).manifest.identity == recipe.redone(1)
 
 
-def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
+def test_force_starts_an_unfinished_job_over(toys):
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(StageError):
@@ -263,7 +261,7 @@ def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
     assert len(manifest.provenance.segments) == 1
 
 
-def test_a_result_that_changed_is_reported(toys: Any) -> None:
+def test_a_result_that_changed_is_reported(toys):
     source = """
 import os
 
@@ -280,7 +278,7 @@ def run(job):
     assert "warning" in toys.kinds("first")
 
 
-def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys: Any) -> None:
+def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys):
     first = toys.stage("first")
     context = toys.context()
     away = Path(toys.home) / "unmounted"
@@ -293,7 +291,7 @@ def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys: Any) 
     assert not (toys.home / "work").exists()
 
 
-def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys: Any) -> None:
+def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys):
     first = toys.stage("first", source=SLOW)
     results: list[Any] = []
     threads = [
@@ -314,7 +312,7 @@ def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys: Any) -> None
     assert kinds.count("building") == 1
 
 
-def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
+def test_gpu_stages_run_one_at_a_time(toys):
     source = SLOW
     stages = [toys.stage(name, compute="gpu", source=source) for name in ("one", "two")]
     context = toys.context()
@@ -333,7 +331,7 @@ def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
     assert order == ["building", "finished", "building", "finished"]
 
 
-def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None:
+def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys):
     slow = toys.stage("slow", source="import time\ndef run(job):\n    time.sleep(600)\n")
     held = toys.stage("held")
     context = toys.context()
@@ -363,9 +361,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
     assert [os.path.exists(toys.home / "work" / "slow")] == [True]
 
 
-def test_code_the_fingerprint_does_not_see_is_an_error_when_strict_and_else_a_warning(
-    toys: Any,
-) -> None:
+def test_code_the_fingerprint_does_not_see_is_an_error_when_strict_and_else_a_warning(toys):
     source = """
 import importlib
 
@@ -383,7 +379,7 @@ def run(job):
     assert "warning" in toys.kinds("sneaky")
 
 
-def test_carriers_and_hashed_modules_are_no_leak(toys: Any) -> None:
+def test_carriers_and_hashed_modules_are_no_leak(toys):
     first = toys.stage("first")
     context = toys.context()
     identity = identify(first, context.run, {}, code=Code(context.root))

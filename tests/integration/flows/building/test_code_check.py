@@ -112,7 +112,7 @@ def text_of(context: BuildContext, manifest: Manifest) -> str:
     ],
 )
 def test_an_edit_between_fingerprint_and_start_is_not_published(
-    toys: Any, stage: Stage, name: str, old: str, new: str, strict: bool
+    toys, stage, name, old, new, strict
 ):
     path = toys.root / "tasks" / name
     before = look_up(stage, toys.context(), {}, force=False).identity
@@ -130,7 +130,7 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
     assert build(stage, context, {}, force=False).cached
 
 
-def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys: Any, stage: Stage):
+def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys, stage):
     path = toys.root / "tasks" / "toy_part.py"
     context = editing(toys, lambda: path.write_text("# Other words.\nNUMBER = 1\n"), strict=True)
 
@@ -140,7 +140,7 @@ def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys: Any, stage: S
     assert build(stage, context, {}, force=False).cached
 
 
-def test_a_module_that_is_imported_late_is_checked_too(toys: Any):
+def test_a_module_that_is_imported_late_is_checked_too(toys):
     (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
     late = toys.stage("late", source=LATE)
 
@@ -152,9 +152,7 @@ def test_a_module_that_is_imported_late_is_checked_too(toys: Any):
         build(late, editing(toys, edit), {}, force=False)
 
 
-def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(
-    toys: Any, stage: Stage
-):
+def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(toys, stage):
     (toys.root / "tasks" / "toy_hidden.txt").write_text("one")
     hidden = toys.stage(
         "hidden", source=SOURCE.replace('"toy_words.txt"', '"toy_hid" "den.tx" + "t"')
@@ -166,7 +164,7 @@ def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_st
     assert not is_retryable(caught.value)
 
 
-def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
+def test_stale_bytecode_does_not_run(toys, stage):
     """It has the time and the size of another source, as an edit within a second leaves it."""
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 2\n")
@@ -180,7 +178,7 @@ def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
     assert text_of(context, build(stage, context, {}, force=False).manifest) == "1 one"
 
 
-def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
+def test_what_other_code_saved_is_not_used(toys, stage):
     """An attempt ran other code and was killed, with its launcher, before anything was checked."""
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
@@ -201,7 +199,7 @@ def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
     assert "warning" in toys.kinds("toy")
 
 
-def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, stage: Stage):
+def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys, stage):
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
@@ -218,7 +216,7 @@ def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys: Any, st
     assert build(stage, context, {}, force=False).manifest.provenance.metrics == {"attempts": 4}
 
 
-def test_a_process_that_the_stage_starts_records_what_it_loads(toys: Any):
+def test_a_process_that_the_stage_starts_records_what_it_loads(toys):
     (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
     (toys.root / "tasks" / "toy_work.py").write_text(WORK)
     many = toys.stage("many", source=MANY)
@@ -231,7 +229,7 @@ def test_a_process_that_the_stage_starts_records_what_it_loads(toys: Any):
 
 
 @pytest.mark.torch
-def test_what_any_rank_loads_is_checked(toys: Any):
+def test_what_any_rank_loads_is_checked(toys):
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 1\n")
     ranks = toys.stage("ranks", source=RANKS, compute="gpu")
@@ -244,7 +242,7 @@ def test_what_any_rank_loads_is_checked(toys: Any):
     assert not build(ranks, context, {}, force=False).cached
 
 
-def test_a_job_that_records_nothing_is_not_published(toys: Any, stage: Stage):
+def test_a_job_that_records_nothing_is_not_published(toys, stage):
     """As a worker of another version would."""
     source = SOURCE.replace("return {}", "import shutil; shutil.rmtree(job.code); return {}")
     with pytest.raises(StageError, match="toy did not record the code that it ran"):

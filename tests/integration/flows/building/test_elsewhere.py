@@ -63,7 +63,7 @@ def result_of(context: BuildContext, manifest: Any, cache: Path) -> str:
         return (fetch(context.store, manifest, local) / "files" / "value.txt").read_text()
 
 
-def test_a_job_resumes_in_another_home(toys: Any, tmp_path: Path) -> None:
+def test_a_job_resumes_in_another_home(toys, tmp_path):
     stage = toys.stage("train", source=ENTRY)
     here, there = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("a", "b"))
     with pytest.raises(JobFailed):
@@ -83,7 +83,7 @@ def test_a_job_resumes_in_another_home(toys: Any, tmp_path: Path) -> None:
     assert [e["step"] for e in steps if e["kind"] == "step"] == [1, 2, 3]
 
 
-def test_a_store_inside_the_home_holds_no_second_copy(toys: Any, tmp_path: Path) -> None:
+def test_a_store_inside_the_home_holds_no_second_copy(toys, tmp_path):
     stage = toys.stage("train", source=ENTRY)
     context = context_at(toys, toys.home, toys.home / "store")
     with pytest.raises(JobFailed):
@@ -91,9 +91,7 @@ def test_a_store_inside_the_home_holds_no_second_copy(toys: Any, tmp_path: Path)
     assert not [e.key for e in context.store.list("train/") if "/checkpoints/" in e.key]
 
 
-def test_a_job_resumes_from_a_checkpoint_that_another_machine_sent_into_its_home(
-    toys: Any, tmp_path: Path
-) -> None:
+def test_a_job_resumes_from_a_checkpoint_that_another_machine_sent_into_its_home(toys, tmp_path):
     """As `nanochat plan` says: both ask the store."""
     stage = toys.stage("train", source=ENTRY)
     store = toys.home / "store"
@@ -135,7 +133,7 @@ PATIENT = ENTRY.replace("    (job.output", "    time.sleep(2.5)\n    (job.output
 )
 
 
-def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys: Any, tmp_path: Path) -> None:
+def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys, tmp_path):
     context = context_at(toys, tmp_path / "a", tmp_path / "shared")
     store: Any = Recorded(context.store)
     stage = toys.stage("train", source=PATIENT.replace("not found", "False"))
@@ -145,9 +143,7 @@ def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys: Any, tmp_p
     assert "step-0000003" not in store.steps()
 
 
-def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(
-    toys: Any, tmp_path: Path
-) -> None:
+def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(toys, tmp_path):
     context = context_at(toys, tmp_path / "a", tmp_path / "shared")
     store: Any = Recorded(context.store)
     stage = toys.stage("train", source=ENTRY.replace("if step == 2 and", "if step == 3 and"))
@@ -158,7 +154,7 @@ def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(
     assert "step-0000003" in store.steps()
 
 
-def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path) -> None:
+def test_an_asked_for_rebuild_begins_at_the_beginning(toys, tmp_path):
     stage = toys.stage("train", source=ENTRY)
     context = context_at(toys, tmp_path / "a", tmp_path / "shared")
     with pytest.raises(JobFailed):
@@ -181,7 +177,7 @@ def start_of(toys: Any, home: str) -> int:
     return [event["step"] for event in told if event["kind"] == "start"][-1]
 
 
-def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_path: Path) -> None:
+def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys, tmp_path):
     stage = toys.stage("train", source=FAILING)
     one, two = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
 
@@ -200,9 +196,7 @@ def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_p
     assert result_of(one, built.manifest, tmp_path / "cache") == "began at 2"
 
 
-def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
-    toys: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(toys, tmp_path):
     stage = toys.stage("train", source=FAILING)
     one, two = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("one", "two"))
     with pytest.raises(JobFailed):

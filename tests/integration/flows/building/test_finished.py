@@ -1,6 +1,5 @@
 """A job that finished is published, not run again, when the store refused its output."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def refused(toys: Any) -> Any:
     return stage
 
 
-def test_a_refused_upload_does_not_repeat_a_finished_job(toys: Any, refused: Any) -> None:
+def test_a_refused_upload_does_not_repeat_a_finished_job(toys, refused):
     manifest = build(refused, toys.context(), {}, force=False).manifest
 
     assert executions(toys) == 1
@@ -75,9 +74,7 @@ def change_job(job: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_output, add_output, lose_output, change_job])
-def test_a_finished_job_that_is_not_as_it_was_runs_again(
-    toys: Any, refused: Any, change: Callable[[Path], None]
-) -> None:
+def test_a_finished_job_that_is_not_as_it_was_runs_again(toys, refused, change):
     (job,) = toys.home.glob("work/first/*/job.json")
     change(job.parent)
 
@@ -86,15 +83,13 @@ def test_a_finished_job_that_is_not_as_it_was_runs_again(
     assert executions(toys) == 2
 
 
-def test_another_run_that_is_asked_to_build_it_again_does(toys: Any, refused: Any) -> None:
+def test_another_run_that_is_asked_to_build_it_again_does(toys, refused):
     build(refused, toys.context("run-2"), {}, force=True)
 
     assert executions(toys) == 2
 
 
-def test_code_that_the_fingerprint_does_not_see_is_found_in_what_an_earlier_attempt_ran(
-    toys: Any,
-) -> None:
+def test_code_that_the_fingerprint_does_not_see_is_found_in_what_an_earlier_attempt_ran(toys):
     (toys.root / "tasks" / "hidden.py").write_text("VALUE = 1\n")
     source = COUNTED.replace(
         "def run(job):", "def run(job):\n    __import__('importlib').import_module('tasks.hidden')"

@@ -102,9 +102,7 @@ def call(lines: list[str]) -> Call:
     return build_it
 
 
-def test_a_gang_is_submitted_once_and_its_lines_are_shown(
-    request_: StageRequest, call: Call, lines: list[str]
-) -> None:
+def test_a_gang_is_submitted_once_and_its_lines_are_shown(request_, call, lines):
     played = Played(lines=["0: one", "1: two"])
     built = call(request_, played)
     assert not built.cached
@@ -118,16 +116,14 @@ def test_a_gang_is_submitted_once_and_its_lines_are_shown(
     assert len(played.submitted) == 1
 
 
-def test_a_gang_that_waits_or_runs_is_found_again(
-    toys: Any, request_: StageRequest, call: Call
-) -> None:
+def test_a_gang_that_waits_or_runs_is_found_again(toys, request_, call):
     played = Played(live="7", builds=False)
     with pytest.raises(TransientStageError, match="job 7: show 7: it ended well"):
         call(request_, played)
     assert not played.submitted
 
 
-def test_a_mistake_is_reported_with_the_gangs_own_words(request_: StageRequest, call: Call) -> None:
+def test_a_mistake_is_reported_with_the_gangs_own_words(request_, call):
     logged = [
         "1: error: an echo",
         "0: error: seed is 'x'",
@@ -141,16 +137,14 @@ def test_a_mistake_is_reported_with_the_gangs_own_words(request_: StageRequest, 
     assert not is_retryable(caught.value)
 
 
-def test_an_error_of_an_earlier_attempt_is_not_quoted(request_: StageRequest, call: Call) -> None:
+def test_an_error_of_an_earlier_attempt_is_not_quoted(request_, call):
     restart = "01:02:03 job 12 on a[1-2], restart 1"
     ends = GangState(phase="failed", text="NODE_FAIL")
     with pytest.raises(TransientStageError, match="lost: NODE_FAIL"):
         call(request_, Played(ends=ends, lines=["0: error: lost", restart], builds=False))
 
 
-def test_an_error_before_the_gang_was_queued_again_is_not_quoted(
-    request_: StageRequest, call: Call
-) -> None:
+def test_an_error_before_the_gang_was_queued_again_is_not_quoted(request_, call):
     class Requeued(Played):
         def state(self, gang: str) -> GangState:
             if len(states) > 1:
@@ -171,36 +165,28 @@ def test_an_error_before_the_gang_was_queued_again_is_not_quoted(
         (GangState(phase="finished", text="COMPLETED"), "without an artifact", True),
     ],
 )
-def test_how_a_gang_without_an_artifact_ended(
-    request_: StageRequest, call: Call, ends: GangState, match: str, again: bool
-) -> None:
+def test_how_a_gang_without_an_artifact_ended(request_, call, ends, match, again):
     with pytest.raises(StageError, match=match) as caught:
         call(request_, Played(ends=ends, builds=False))
     assert is_retryable(caught.value) is again
 
 
-def test_an_artifact_counts_however_the_gang_ended(request_: StageRequest, call: Call) -> None:
+def test_an_artifact_counts_however_the_gang_ended(request_, call):
     ends = GangState(phase="failed", text="NODE_FAIL")
     assert not call(request_, Played(ends=ends)).cached
 
 
-def test_a_scheduler_that_is_away_is_waited_for(
-    request_: StageRequest, call: Call, lines: list[str]
-) -> None:
+def test_a_scheduler_that_is_away_is_waited_for(request_, call, lines):
     assert not call(request_, Played(away=3)).cached
     assert lines.count("no controller; retrying") == 1
 
 
-def test_lines_that_cannot_be_read_end_nothing(
-    request_: StageRequest, call: Call, lines: list[str]
-) -> None:
+def test_lines_that_cannot_be_read_end_nothing(request_, call, lines):
     assert not call(request_, Played(is_mute=True)).cached
     assert lines.count("its lines cannot be read: no route to the node") == 1
 
 
-def test_a_scheduler_that_stays_away_is_given_up(
-    request_: StageRequest, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_stays_away_is_given_up(request_, call, monkeypatch):
     clock = iter(range(0, 10 * int(PATIENCE), 100))
     times = SimpleNamespace(
         monotonic=lambda: float(next(clock)), sleep=lambda seconds: None, time=lambda: 0.0
@@ -211,9 +197,7 @@ def test_a_scheduler_that_stays_away_is_given_up(
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-def test_only_a_cancelled_caller_cancels_its_gang(
-    request_: StageRequest, is_cancelled: bool
-) -> None:
+def test_only_a_cancelled_caller_cancels_its_gang(request_, is_cancelled):
     def watch(stage: str, event: Any) -> None:
         if "RUNNING" in event["text"]:
             raise KeyboardInterrupt
@@ -224,9 +208,7 @@ def test_only_a_cancelled_caller_cancels_its_gang(
     assert played.cancelled == (["12"] if is_cancelled else [])
 
 
-def test_a_cancel_during_the_search_cancels_all_gangs_of_the_name(
-    request_: StageRequest, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_during_the_search_cancels_all_gangs_of_the_name(request_, call, monkeypatch):
     def interrupted(request: StageRequest, *, watch: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -237,9 +219,7 @@ def test_a_cancel_during_the_search_cancels_all_gangs_of_the_name(
     assert played.cancelled == ["7", "8"]
 
 
-def test_a_cancel_without_an_answer_names_the_gang_that_still_runs(
-    request_: StageRequest, lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_without_an_answer_names_the_gang_that_still_runs(request_, lines, monkeypatch):
     monkeypatch.setattr(gangs, "CANCEL_PATIENCE", 0.0)
     played = Played(ends=GangState(phase="running", text="RUNNING"), builds=False)
 
@@ -256,7 +236,7 @@ def test_a_cancel_without_an_answer_names_the_gang_that_still_runs(
     assert lines[-1].startswith("job 12: show 12 still runs: the scheduler does not answer: no")
 
 
-def test_a_refusal_of_the_scheduler_is_not_tried_again(request_: StageRequest, call: Call) -> None:
+def test_a_refusal_of_the_scheduler_is_not_tried_again(request_, call):
     class Refusing(Played):
         def submit(self, spec: GangSpec) -> str:
             raise GangError("sbatch: invalid partition")
@@ -266,7 +246,7 @@ def test_a_refusal_of_the_scheduler_is_not_tried_again(request_: StageRequest, c
     assert not is_retryable(caught.value)
 
 
-def test_a_request_that_is_none_is_refused(request_: StageRequest) -> None:
+def test_a_request_that_is_none_is_refused(request_):
     good = asdict(request_)
     for text in ("", "[]", json.dumps({**good, "nodes": "two"}), json.dumps({**good, "x": 1})):
         with pytest.raises(ConfigError, match="not a stage request"):

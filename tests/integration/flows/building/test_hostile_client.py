@@ -5,8 +5,6 @@ import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,9 +23,7 @@ def run(job):
 
 
 @pytest.mark.torch
-def test_a_hostile_client_learns_nothing_and_changes_nothing(
-    toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hostile_client_learns_nothing_and_changes_nothing(toys, tmp_path, monkeypatch):
     monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
     contexts = [context_of(toys, tmp_path, name) for name in ("a", "b")]
     stage = toys.stage("train", source=SOURCE, compute="gpu")

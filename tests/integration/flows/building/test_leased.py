@@ -58,7 +58,7 @@ def fail_in_thread(stage: Any, context: Any) -> tuple[threading.Thread, list[Bas
     return thread, errors
 
 
-def test_the_manifest_says_under_which_lease_it_was_built(toys: Any) -> None:
+def test_the_manifest_says_under_which_lease_it_was_built(toys):
     context = toys.context()
     manifest = build(toys.stage("first"), context, {}, force=False).manifest
 
@@ -69,7 +69,7 @@ def test_the_manifest_says_under_which_lease_it_was_built(toys: Any) -> None:
     assert (said["run"], said["step"], said["total"]) == ("toy-1", 0, 0)  # no heartbeat so soon
 
 
-def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
+def test_heartbeats_tell_the_jobs_last_step(toys):
     context = replace(toys.context(), terms=QUICK)
     stage = toys.stage("slow", source=SLOW)
     key = f"slow/{fingerprint_of(context, stage)}/lease.json"
@@ -85,7 +85,7 @@ def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
     thread.join()
 
 
-def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
+def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys):
     stage = toys.stage("endless", source=ENDLESS)
     context = replace(toys.context(), terms=QUICK)
     thread, errors = fail_in_thread(stage, context)
@@ -107,7 +107,7 @@ def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
     )
 
 
-def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any) -> None:
+def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys):
     stage = toys.stage("endless", source=ENDLESS)
     context = replace(toys.context(), terms=QUICK)
     thread, errors = fail_in_thread(stage, context)
@@ -135,9 +135,7 @@ class TakenAway:
         take_over(self._context, self._stage)
 
 
-def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existing(
-    toys: Any,
-) -> None:
+def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existing(toys):
     stage = toys.stage("first")
     context = toys.context()  # its next heartbeat is seconds away: only the lease check can notice
     with pytest.raises(LeaseLost, match="to run run-b"):
@@ -149,7 +147,7 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
     assert list(toys.home.glob("work/first/*/output/value.txt"))
 
 
-def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_fence_it_would_exist(toys, monkeypatch):
     """The control of the test above."""
     monkeypatch.setattr("flows.leases.held_lease.HeldLease._is_of", lambda held, record: True)
     stage = toys.stage("first")
@@ -163,7 +161,7 @@ def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys: Any) -> None:
+def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys):
     stage = toys.stage("first")
     context = toys.context("run-1")
     made = build(stage, context, {}, force=False).manifest
@@ -184,7 +182,7 @@ def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys:
     assert find_manifest(context.store, ArtifactRef("first", made.fingerprint)) == made
 
 
-def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: Path) -> None:
+def test_an_artifact_that_appears_while_one_waits_is_used(toys, tmp_path):
     stage = toys.stage("first")
     away = replace(toys.context("run-9"), store=open_store((tmp_path / "away").as_uri()))
     build(stage, away, {}, force=False)
@@ -206,7 +204,7 @@ def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: P
     assert built.manifest.provenance.run == "run-9"
 
 
-def test_two_machines_that_want_one_artifact_do_the_work_once(toys: Any, builders: Any) -> None:
+def test_two_machines_that_want_one_artifact_do_the_work_once(toys, builders):
     processes = [builders(name, beat=0.1) for name in ("one", "two")]
     wait_until(lambda: bool(bodies(toys)))
     (first,) = bodies(toys)
@@ -222,7 +220,7 @@ def test_two_machines_that_want_one_artifact_do_the_work_once(toys: Any, builder
     assert [end["cached"] for end in ends] == [False, True]
 
 
-def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys: Any, builders: Any) -> None:
+def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys, builders):
     killed = builders("one")
     read_until(killed, "step")
     killed.send_signal(signal.SIGKILL)
@@ -237,8 +235,8 @@ def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys: Any, builde
 
 
 def test_a_killed_builder_of_another_machine_is_succeeded_when_its_lease_has_run_out(
-    toys: Any, builders: Any
-) -> None:
+    toys, builders
+):
     killed = builders("one", beat=0.2)
     read_until(killed, "step")
     successor = builders("two", ttl=3.0, beat=0.2)
@@ -254,7 +252,7 @@ def test_a_killed_builder_of_another_machine_is_succeeded_when_its_lease_has_run
     assert bodies(toys) == ["one", "two"]
 
 
-def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: Any) -> None:
+def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys):
     stage = toys.stage("first")
     context = toys.context("run-1")
     old = build(stage, context, {}, force=False).manifest
@@ -270,7 +268,7 @@ def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: 
     assert build(stage, toys.context("run-3"), {}, force=False).cached
 
 
-def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(toys: Any) -> None:
+def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(toys):
     stage = toys.stage("first")
     context = toys.context()
     old = build(stage, context, {}, force=False).manifest
@@ -282,7 +280,7 @@ def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(
     assert build(stage, context, {}, force=False).cached
 
 
-def test_the_builder_process_builds_the_stage_that_the_test_means(toys: Any) -> None:
+def test_the_builder_process_builds_the_stage_that_the_test_means(toys):
     context = toys.context()
     assert fingerprint_of(context, toys.stage("slow", source=SLOW)) == fingerprint_of(
         context, slow()

@@ -145,9 +145,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.torch
-def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_a_node_that_is_lost_is_waited_for_and_both_go_on(stage, contexts, pool, tmp_path):
     other = start(pool, stage, contexts[1], 1)
     with pytest.raises(NodeLost, match="ConnectionError: the machine is gone") as lost:
         start(pool, stage, contexts[0], 0).result()
@@ -166,9 +164,7 @@ def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
 
 
 @pytest.mark.torch
-def test_a_store_that_is_away_for_a_while_ends_no_attempt(
-    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_a_store_that_is_away_for_a_while_ends_no_attempt(toys, contexts, pool):
     source = ENTRY.replace("step == 3 and rank and not found", "step > 4")
     stage = toys.stage("train", source=source, compute="gpu")
     refused: list[str] = []
@@ -192,9 +188,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_attempt(
 
 
 @pytest.mark.torch
-def test_nodes_take_the_rows_that_fit_all_of_them(
-    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_nodes_take_the_rows_that_fit_all_of_them(toys, contexts, pool):
     stage = toys.stage("train", source=NARROW, compute="gpu")
     for at, context in enumerate(contexts):
         resources = replace(context.placement.resources, device_batch_size=4)
@@ -210,9 +204,7 @@ def test_nodes_take_the_rows_that_fit_all_of_them(
 
 
 @pytest.mark.torch
-def test_a_mistake_that_a_person_mends_is_reported_by_node_0_and_not_retried(
-    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_a_mistake_that_a_person_mends_is_reported_by_node_0_and_not_retried(toys, contexts, pool):
     stage = toys.stage("train", source=MISTAKEN, compute="gpu")
     other = start(pool, stage, contexts[1], 1)
     with pytest.raises(StageError, match=r"the text is empty \(on node 1") as caught:
@@ -224,9 +216,7 @@ def test_a_mistake_that_a_person_mends_is_reported_by_node_0_and_not_retried(
 
 
 @pytest.mark.torch
-def test_one_run_makes_it_anew_on_both_nodes_once(
-    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_one_run_makes_it_anew_on_both_nodes_once(toys, contexts, pool, tmp_path):
     stage = toys.stage("train", source=EASY, compute="gpu")
     alone = replace(contexts[0], placement=replace(contexts[0].placement, nodes=1))
     before = build_share(stage, alone, {}, node=0, force=False).manifest
@@ -242,9 +232,7 @@ def test_one_run_makes_it_anew_on_both_nodes_once(
 
 
 @pytest.mark.torch
-def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(stage, contexts, pool):
     first = start(pool, stage, contexts[0], 0)
     with connection(stage, contexts[1], first) as (link, called):
         say(link, called, "ready")
@@ -254,9 +242,7 @@ def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(
 
 
 @pytest.mark.torch
-def test_a_node_that_says_nothing_is_lost(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_a_node_that_says_nothing_is_lost(stage, contexts, pool):
     context = replace(contexts[0], terms=replace(QUICK, ttl=1.0))
     first = start(pool, stage, context, 0)
     with connection(stage, contexts[1], first) as (link, called):
@@ -265,9 +251,7 @@ def test_a_node_that_says_nothing_is_lost(
             first.result()
 
 
-def test_of_two_machines_with_one_number_one_ends(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_of_two_machines_with_one_number_one_ends(stage, contexts, pool):
     contexts = [
         replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
     ]
@@ -281,7 +265,7 @@ def test_of_two_machines_with_one_number_one_ends(
         first.result()
 
 
-def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[BuildContext]) -> None:
+def test_a_stage_of_the_cpu_is_built_by_one_node(toys, contexts):
     stage = toys.stage("data")
     built = build_share(stage, contexts[0], {}, node=0, force=False)
     assert find_manifest(contexts[0].store, ArtifactRef("data", built.manifest.fingerprint))
@@ -292,12 +276,8 @@ def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[Build
 
 
 def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
-    toys: Any,
-    stage: Stage,
-    contexts: list[BuildContext],
-    pool: ThreadPoolExecutor,
-    monkeypatch: Any,
-) -> None:
+    toys, stage, contexts, pool, monkeypatch
+):
     def is_full(*args: Any, **kwargs: Any) -> None:
         raise OSError("the disk is full")
 
@@ -310,9 +290,7 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
         other.result()
 
 
-def test_a_node_that_fetches_is_waited_for_until_it_is_gone(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_a_node_that_fetches_is_waited_for_until_it_is_gone(stage, contexts, pool):
     lines: list[str] = []
     context = replace(
         contexts[0],
@@ -330,15 +308,13 @@ def test_a_node_that_fetches_is_waited_for_until_it_is_gone(
         first.result()
 
 
-def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, contexts: list[BuildContext]) -> None:
+def test_a_node_0_that_is_not_heard_of_is_named(stage, contexts):
     context = replace(contexts[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
     with pytest.raises(TransientStageError, match="node 1 heard nothing of node 0"):
         build_share(stage, context, {}, node=1, force=False)
 
 
-def test_nodes_that_wait_are_stopped(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_nodes_that_wait_are_stopped(stage, contexts, pool):
     waiting = [
         start(pool, stage, context, node) for node, context in ((1, contexts[1]), (0, contexts[0]))
     ]
@@ -349,9 +325,7 @@ def test_nodes_that_wait_are_stopped(
             future.result()
 
 
-def test_nodes_that_were_started_for_different_numbers_refuse(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
-) -> None:
+def test_nodes_that_were_started_for_different_numbers_refuse(stage, contexts, pool):
     first = start(pool, stage, contexts[0], 0)
     placement = replace(contexts[1].placement, nodes=3)
     with pytest.raises(ConfigError, match=r"calls 2 nodes with 1 processes, this one was .* 3"):
@@ -362,12 +336,7 @@ def test_nodes_that_were_started_for_different_numbers_refuse(
     assert heard.value.hint == "give all nodes the same PET_NNODES and --gpus"
 
 
-def test_two_nodes_in_one_home_are_distinguished(
-    stage: Stage,
-    contexts: list[BuildContext],
-    pool: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_nodes_in_one_home_are_distinguished(stage, contexts, pool, monkeypatch):
     monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", -5.5)
     first = start(pool, stage, contexts[0], 0)
     with connection(stage, contexts[1], first):
@@ -380,7 +349,7 @@ def test_two_nodes_in_one_home_are_distinguished(
         first.result()
 
 
-def test_a_store_in_the_home_of_one_is_refused(stage: Stage, toys: Any) -> None:
+def test_a_store_in_the_home_of_one_is_refused(stage, toys):
     context = toys.context()
     context = replace(context, placement=replace(context.placement, nodes=2))
     with pytest.raises(ConfigError, match="needs a store that all of them reach"):

@@ -85,7 +85,7 @@ OUTAGES = [
 IN_TRAINING = (4, 5)
 
 
-def test_no_step_is_lost_or_repeated_whenever_the_store_falls_silent(toys: Any) -> None:
+def test_no_step_is_lost_or_repeated_whenever_the_store_falls_silent(toys):
     """One outage after the other, each in another request of the same build."""
     context = context_of(toys)
     first = toys.stage("first")
@@ -122,7 +122,7 @@ def is_over(outage: Any) -> bool:
     return outage.until is not None and time.monotonic() > outage.until
 
 
-def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later(toys: Any) -> None:
+def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later(toys):
     (toys.home.parent / "go").touch()
     stage = toys.stage("train", source=TRAIN)
     context = context_of(toys)
@@ -139,7 +139,7 @@ def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later
     assert steps_done(toys) == list(range(1, 9))
 
 
-def test_another_owner_ends_the_wait_to_publish(toys: Any) -> None:
+def test_another_owner_ends_the_wait_to_publish(toys):
     (toys.home.parent / "go").touch()
     stage = toys.stage("train", source=TRAIN)
     context = context_of(toys)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
     return asked, second, inputs
 
 
-def test_an_order_has_the_runs_parameters_as_json(toys: Any) -> None:
+def test_an_order_has_the_runs_parameters_as_json(toys):
     asked, _, inputs = order_of(toys)
     assert json.loads(json.dumps(asdict(asked))) == {
         "stage": "second",
@@ -62,14 +61,14 @@ def test_an_order_has_the_runs_parameters_as_json(toys: Any) -> None:
     assert asked.ref.name == f"second/{asked.fingerprint[:12]}"
 
 
-def test_where_it_is_built_is_not_part_of_what_is_ordered(toys: Any) -> None:
+def test_where_it_is_built_is_not_part_of_what_is_ordered(toys):
     asked, second, inputs = order_of(toys)
     context = toys.context()
     elsewhere = replace(context, placement=replace(context.placement, nodes=3, pool="gpu"))
     assert check_same(asked, second, elsewhere, inputs).fingerprint == asked.fingerprint
 
 
-def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
+def test_a_machine_that_would_build_something_else_refuses(toys):
     asked, _, inputs = order_of(toys)
     changed = toys.stage("second", toys.stage("first"), source="def run(job):\n    return {}\n")
     with pytest.raises(ConfigError, match="was requested, but this machine would build") as caught:
@@ -77,7 +76,7 @@ def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
     assert "same version of the code" in (caught.value.hint or "")
 
 
-def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys: Any) -> None:
+def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys):
     asked, second, inputs = order_of(toys)
     context = toys.context()
     raise_redo(context.store, asked.ref, RedoCounter(), RedoCounter(number=1, runs=("toy-9",)))
@@ -89,15 +88,13 @@ def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys: Any) 
         build_share(second, context, inputs, node=0, force=False, redo=asked.redo)
 
 
-def test_an_order_without_its_input_is_refused(toys: Any) -> None:
+def test_an_order_without_its_input_is_refused(toys):
     asked, second, _ = order_of(toys)
     with pytest.raises(ConfigError, match="lacks its input first"):
         check_same(asked, second, toys.context(), {})
 
 
-def test_an_input_that_this_machine_does_not_see_is_reported(
-    toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_that_this_machine_does_not_see_is_reported(toys, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "another"))
     asked, _, _ = order_of(toys)
     asked = replace(
@@ -135,13 +132,11 @@ ORDER = StageRequest(
         {"strict": True},
     ],
 )
-def test_an_order_that_could_run_elsewhere_or_makes_something_else_is_not_shared(
-    changes: dict[str, Any],
-) -> None:
+def test_an_order_that_could_run_elsewhere_or_makes_something_else_is_not_shared(changes):
     assert match_digest(replace(ORDER, **changes), pool="gpu") != match_digest(ORDER, pool="gpu")
 
 
-def test_an_order_of_another_pool_is_not_shared() -> None:
+def test_an_order_of_another_pool_is_not_shared():
     assert match_digest(ORDER, pool="gpu") != match_digest(ORDER, pool="h100")
 
 
@@ -156,5 +151,5 @@ def test_an_order_of_another_pool_is_not_shared() -> None:
         {"place": ("device_batch_size=1", "attention=sdpa", "compile=false", "determinism=strict")},
     ],
 )
-def test_an_order_that_differs_only_in_how_it_is_built_is_shared(changes: dict[str, Any]) -> None:
+def test_an_order_that_differs_only_in_how_it_is_built_is_shared(changes):
     assert match_digest(replace(ORDER, **changes), pool="gpu") == match_digest(ORDER, pool="gpu")

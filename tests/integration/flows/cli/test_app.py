@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line() -> None:
+def test_a_full_disk_is_one_line():
     command = f"{sys.executable} -m flows.cli.app config --json > /dev/full"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
@@ -22,7 +22,7 @@ def test_a_full_disk_is_one_line() -> None:
     ]
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_reader_that_leaves_is_no_error():
     command = f"{sys.executable} -m flows.cli.app --help | true"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.stderr == ""
@@ -41,8 +41,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     ],
 )
 def test_a_closed_stream_changes_no_exit_code_and_prints_no_traceback(
-    words: str, code: int, closed: str, tmp_path: Path
-) -> None:
+    words, code, closed, tmp_path
+):
     command = f"{sys.executable} -X dev -m flows.cli.app {words} {closed}"
     done = subprocess.run(
         ["sh", "-c", command],
@@ -56,7 +56,7 @@ def test_a_closed_stream_changes_no_exit_code_and_prints_no_traceback(
 
 
 @pytest.mark.usefixtures("store")
-def test_colour_is_left_out_when_asked() -> None:
+def test_colour_is_left_out_when_asked():
     def said(**environment: str) -> str:
         return subprocess.run(
             [sys.executable, "-m", "flows.cli.app", "plan", "tinny"],

@@ -42,7 +42,7 @@ def open_session(model: Path, sampling: Sampling = GREEDY) -> ChatSession:
     return ChatSession.open(model, sampling=sampling, device="cpu")
 
 
-def test_a_prompt_is_answered_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_is_answered_once(model, capsys):
     def answer(seed: str) -> str:
         words = ["chat", str(model), "-p", "hello", "--max-tokens", "20", "--seed", seed]
         assert main(words) == 0
@@ -53,9 +53,7 @@ def test_a_prompt_is_answered_once(model: Path, capsys: pytest.CaptureFixture[st
     assert answer("1").endswith("\n")
 
 
-def test_the_same_answer_follows_when_the_conversation_is_forgotten(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_answer_follows_when_the_conversation_is_forgotten(model, monkeypatch, capsys):
     lines = "/temperature 0\nhello\nhello\n/clear\nhello\n"
     assert chat(model, lines, monkeypatch) == 0
     said = capsys.readouterr()
@@ -66,18 +64,14 @@ def test_the_same_answer_follows_when_the_conversation_is_forgotten(
     assert said.err == ""
 
 
-def test_a_seed_gives_the_answers_of_a_session_that_began_with_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_gives_the_answers_of_a_session_that_began_with_it(model, monkeypatch, capsys):
     assert chat(model, "one\n/clear\n/seed 7\none\ntwo\n", monkeypatch) == 0
     later = capsys.readouterr().out.split("seed 7\n")[1]
     assert chat(model, "one\ntwo\n", monkeypatch, "--seed", "7") == 0
     assert capsys.readouterr().out == later
 
 
-def test_bytes_that_are_no_text_are_taken(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bytes_that_are_no_text_are_taken(model, monkeypatch, capsys):
     typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", typed)
     assert main(["chat", str(model), "--max-tokens", "8"]) == 0
@@ -85,9 +79,7 @@ def test_bytes_that_are_no_text_are_taken(
     assert capsys.readouterr().err == ""
 
 
-def test_settings_are_shown_changed_and_checked(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_are_shown_changed_and_checked(model, monkeypatch, capsys):
     lines = "/topk 7\n/topk\n/topk many\n/temperature 3\n/temperature\n/frob\n/maxtokens 9\n"
     lines += "/maxtokens 0\n/seed 3\n/seed -1\n/help\n\n/quit\n/topk\n"
     assert chat(model, lines, monkeypatch) == 0
@@ -104,7 +96,7 @@ def test_settings_are_shown_changed_and_checked(
     ]
 
 
-def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model: Path) -> None:
+def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model):
     sampling = Sampling(temperature=1.0, top_k=20, max_tokens=400, seed=3)
     engine = Engine(load_model(model, torch.device("cpu")), Tokenizer.load(model / "tokenizer"))
     tokenizer = engine.tokenizer
@@ -142,13 +134,8 @@ NO_RESULT = "<|python_start|>12+<|python_end|>"
     ],
 )
 def test_a_terminal_shows_calls_and_a_script_gets_the_text_alone(
-    model: Path,
-    written: str,
-    shown: str,
-    text: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    model, written, shown, text, monkeypatch, capsys
+):
     tokenizer = Tokenizer.load(model / "tokenizer")
     parts = re.split(r"(<\|\w+\|>)", written)
     ids = [[tokenizer.special(p)] if p.startswith("<|") else tokenizer.encode(p) for p in parts]
@@ -166,7 +153,7 @@ def test_a_terminal_shows_calls_and_a_script_gets_the_text_alone(
     assert ("\x1b[2m" in coloured) == ("calculator" in shown)
 
 
-def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(model: Path) -> None:
+def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(model):
     session, other = open_session(model), open_session(model)
     assert list(session.answer("hello")) == list(other.answer("hello"))
     with pytest.raises(ConfigError, match=r"tokens long, this model reads 767"):
@@ -174,7 +161,7 @@ def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(m
     assert list(session.answer("and?")) == list(other.answer("and?"))
 
 
-def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) -> None:
+def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model):
     session = open_session(model)
     for number in range(25):
         assert session.ask(f"{number} " * 20)
@@ -187,17 +174,13 @@ def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) ->
     ("lengths", "dropped"), [((250, 250), "1 earlier turn"), ((100, 100, 350), "2 earlier turns")]
 )
 def test_a_warning_has_the_number_of_turns_that_were_dropped(
-    model: Path,
-    lengths: tuple[int, ...],
-    dropped: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    model, lengths, dropped, monkeypatch, capsys
+):
     assert chat(model, "".join("1 " * length + "\n" for length in lengths), monkeypatch) == 0
     assert capsys.readouterr().err == f"warning: context full: dropped {dropped}\n"
 
 
-def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> None:
+def test_an_answer_that_was_stopped_stays_in_the_conversation(model):
     session, other = open_session(model), open_session(model)
     stopped = session.answer("hello")
     first = next(stopped)
@@ -207,9 +190,7 @@ def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> No
     assert list(session.answer("and then?")) != list(other.answer("and then?"))
 
 
-def test_what_a_model_writes_cannot_drive_the_terminal(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_model_writes_cannot_drive_the_terminal(model, capsys):
     words = ["chat", str(model), "-p", "x", "--temperature", "2", "--top-k", "0"]
     assert main([*words, "--max-tokens", "900"]) == 0
     said = capsys.readouterr().out
@@ -219,9 +200,7 @@ def test_what_a_model_writes_cannot_drive_the_terminal(
 
 
 @pytest.mark.parametrize("command", ["chat", "serve"])
-def test_a_folder_that_is_no_model(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_no_model(command, tmp_path, capsys):
     words = [command, str(tmp_path), *(["--port", "0"] if command == "serve" else [])]
     assert main(words) == 1
     error, hint = capsys.readouterr().err.splitlines()
@@ -229,7 +208,7 @@ def test_a_folder_that_is_no_model(
     assert hint.startswith("hint: ")
 
 
-def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line(model, capsys):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert main(["serve", str(model), "--port", str(port)]) == 1

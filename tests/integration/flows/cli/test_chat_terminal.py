@@ -86,7 +86,7 @@ class Terminal:
         return self._process.wait()
 
 
-def test_history_settings_and_control_keys(model: Path, tmp_path: Path) -> None:
+def test_history_settings_and_control_keys(model, tmp_path):
     words = (str(model), "--home", str(tmp_path), "--max-tokens", "900", "--temperature", "0")
     with Terminal(*words) as terminal:
         greeting = terminal.wait_for("> $")
@@ -127,9 +127,7 @@ def test_history_settings_and_control_keys(model: Path, tmp_path: Path) -> None:
     assert history.read_text().splitlines()[-1] == "/seed 51"
 
 
-def test_a_pipe_gets_the_answers_and_nothing_else(
-    model: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_pipe_gets_the_answers_and_nothing_else(model, tmp_path, capfdbinary):
     words = ["chat", str(model), "--max-tokens", "8", "--home", str(tmp_path), "--seed", "1"]
     command = [sys.executable, "-m", "flows.cli.app", *words]
     piped = subprocess.run(command, input=b"hi\n", capture_output=True, check=True)
@@ -139,7 +137,7 @@ def test_a_pipe_gets_the_answers_and_nothing_else(
     assert not (tmp_path / "chat_history").exists()
 
 
-def test_a_reader_that_leaves_ends_the_chat_quietly(model: Path) -> None:
+def test_a_reader_that_leaves_ends_the_chat_quietly(model):
     command = [sys.executable, "-m", "flows.cli.app", "chat", str(model), "--max-tokens", "900"]
     with subprocess.Popen(
         [*command, "-p", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -49,7 +49,7 @@ def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("nanochat run tiny --attention fa", ["fa2", "fa3", "fa4"]),
     ],
 )
-def test_a_shell_completes(script: Path, line: str, completed: list[str], tmp_path: Path) -> None:
+def test_a_shell_completes(script, line, completed, tmp_path):
     words = {
         "nanochat": ["bash", "-c", BASH, "bash", str(script), *line.split()],
         "nanochat.fish": ["fish", "-c", FISH, str(script), line],

@@ -3,16 +3,14 @@
 import functools
 import json
 import stat
-from pathlib import Path
 
 import pytest
 
 from flows.cli import checks
 from flows.cli.app import main
-from infra.storage.base import Store
 
 
-def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no torch here' >&2\nexit 1\n")
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -21,14 +19,14 @@ def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path: 
     assert check.remedy
 
 
-def test_this_machine_says_what_holds_programs() -> None:
+def test_this_machine_says_what_holds_programs():
     assert checks.check_sandbox(checks.ask_sandbox()).state in ("ok", "warn")
 
 
 @pytest.mark.torch
 def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_could_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(checks, "DISK_NEEDED", 0)
     monkeypatch.setattr(checks, "ask_torch", functools.cache(checks.ask_torch))  # a process
@@ -49,7 +47,7 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     assert "hint: create that directory, or mount the disk it is on" in said
 
 
-def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
+def test_a_bucket_is_checked_like_a_directory(s3_store):
     assert {check.state for check in checks.try_store(s3_store.url)} == {"ok"}
     assert list(s3_store.list("")) == []
     [check] = checks.try_store("s3://nowhere-at-all/x")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.flows.terminal import Terminal
-
 PREFECT = Path("home") / "prefect"
 
 
@@ -58,9 +56,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
 @pytest.mark.usefixtures("store", "api")
-def test_a_pool_that_the_server_does_not_know_is_refused(
-    terminal: Terminal, words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_pool_that_the_server_does_not_know_is_refused(terminal, words, tmp_path):
     error, hint = terminal.fails(*words, "--pool", "nopool")
     assert error == (
         "no stage can be requested from the pool 'nopool': it has no deployment one-stage/nopool"
@@ -71,9 +67,7 @@ def test_a_pool_that_the_server_does_not_know_is_refused(
 
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
 @pytest.mark.usefixtures("store")
-def test_a_pool_without_any_server_has_no_workers(
-    terminal: Terminal, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_without_any_server_has_no_workers(terminal, words, tmp_path, monkeypatch):
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     error, hint = terminal.fails(*words, "--pool", "gpu")
     assert error == "no Prefect server is running, and so no worker"
@@ -84,13 +78,7 @@ def test_a_pool_without_any_server_has_no_workers(
 @pytest.mark.parametrize("more", [(), ("--pool", "gpu")], ids=str)
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
 @pytest.mark.usefixtures("store", "api")
-def test_a_store_that_refuses_writes_is_refused(
-    terminal: Terminal,
-    words: tuple[str, ...],
-    more: tuple[str, ...],
-    closed_store: str,
-    tmp_path: Path,
-) -> None:
+def test_a_store_that_refuses_writes_is_refused(terminal, words, more, closed_store, tmp_path):
     error, _ = terminal.fails(*words, "--store", closed_store, *more)
     assert error.startswith(f"store {closed_store} refuses: ")
     assert not (tmp_path / PREFECT).exists()
@@ -98,9 +86,7 @@ def test_a_store_that_refuses_writes_is_refused(
 
 @pytest.mark.parametrize("command", ["up --register", "up"])
 @pytest.mark.usefixtures("store")
-def test_a_name_that_no_pool_can_have_is_refused(
-    terminal: Terminal, command: str, tmp_path: Path
-) -> None:
+def test_a_name_that_no_pool_can_have_is_refused(terminal, command, tmp_path):
     for name in ("a b", "a/b", "a%", "x" * 101, ""):
         error, hint = terminal.fails(*command.split(), "--pool", name)
         assert error == f"{name!a} cannot be the name of a work pool"

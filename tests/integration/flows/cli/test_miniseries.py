@@ -1,11 +1,7 @@
 """`nanochat miniseries` on this machine."""
 
-from tests.support.flows.terminal import Terminal
 
-
-def test_the_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(
-    terminal: Terminal,
-) -> None:
+def test_the_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(terminal):
     lines = terminal.said("miniseries", "tiny", "--depths", "1,2,3", "--plan", "--gpus", "0")
 
     assert [line.split()[1] for line in lines[:5]] == [

@@ -49,7 +49,7 @@ class Checkout:
         path.write_text(path.read_text().replace(old, new))
 
 
-def test_a_refactor_of_a_real_stage_is_proven(tmp_path: Path):
+def test_a_refactor_of_a_real_stage_is_proven(tmp_path):
     checkout = Checkout(tmp_path)
     commit = commit_all(checkout.root)
     store = LocalStore(checkout.home / "store")

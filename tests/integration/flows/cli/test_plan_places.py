@@ -66,9 +66,7 @@ def plan(root: Path, home: Path) -> tuple[dict[str, str], set[str]]:
     return made, {item["stage"] for item in items} - made.keys()
 
 
-def test_two_clones_and_a_wheel_plan_the_same_and_an_edit_is_seen_in_one_alone(
-    home: Path, tmp_path: Path
-):
+def test_two_clones_and_a_wheel_plan_the_same_and_an_edit_is_seen_in_one_alone(home, tmp_path):
     first, second = clone(tmp_path / "first"), clone(tmp_path / "second")
     (tmp_path / "wheel").mkdir()
     places = [first, second, install(clone(tmp_path / "source"), tmp_path / "wheel")]

@@ -48,7 +48,7 @@ def start_run(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             run.kill()
 
 
-def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) -> None:
+def test_an_unreadable_shard_is_one_line_and_a_hint(home, tmp_path):
     shard = tmp_path / "a.parquet"
     shard.write_text("not parquet")
     with start_run(home, "--set", "shards.source=local", "--set", f"shards.path={tmp_path}") as run:
@@ -61,9 +61,7 @@ def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) 
     assert "Traceback" not in out + err
 
 
-def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_a_run_with_the_command_that_resumes(home, capsys):
     pace = ("--gpus", "0", "--place", "save_every_steps=7")
     given = ("nanochat run tiny --set rl.num_steps=3 --home", str(home), *pace, "--name short")
     command = " ".join(given)
@@ -83,9 +81,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
     assert f"  command  {command}\n" in capsys.readouterr().out
 
 
-def test_the_server_starts_once_survives_its_starter_and_stops(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_starts_once_survives_its_starter_and_stops(home, monkeypatch):
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # the server's from here to the test's end
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     server = start_server(home)  # it runs already, if a test above has run

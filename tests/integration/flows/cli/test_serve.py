@@ -50,7 +50,7 @@ def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
     )
 
 
-def test_a_model_is_pulled_from_the_store_and_answers(where: StoreOptions, tmp_path: Path) -> None:
+def test_a_model_is_pulled_from_the_store_and_answers(where, tmp_path):
     (directory := tmp_path / "model").mkdir()
     write_chat_model(directory)
     put_run(where.open_store(), "tiny-1", put_model(where.open_store(), directory, seed=1))
@@ -76,7 +76,7 @@ def test_a_model_is_pulled_from_the_store_and_answers(where: StoreOptions, tmp_p
             server.kill()
 
 
-def test_a_newer_model_is_found(where: StoreOptions, tmp_path: Path) -> None:
+def test_a_newer_model_is_found(where, tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
@@ -93,7 +93,7 @@ def test_a_newer_model_is_found(where: StoreOptions, tmp_path: Path) -> None:
     assert find() == newer
 
 
-def test_another_stage_of_the_name_is_not_what_was_asked_for(where: StoreOptions, tmp_path: Path):
+def test_another_stage_of_the_name_is_not_what_was_asked_for(where, tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
@@ -106,12 +106,12 @@ def test_another_stage_of_the_name_is_not_what_was_asked_for(where: StoreOptions
     assert newer_model(where, "sft@tiny", "tiny")() == directory
 
 
-def test_a_directory_has_no_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_has_no_newer_one(tmp_path, capsys):
     assert main(["serve", str(tmp_path), "--reload-on", "main"]) != 0
     assert "is a directory, which nothing replaces" in capsys.readouterr().err
 
 
-def test_both_commands_have_the_defaults_of_the_rules() -> None:
+def test_both_commands_have_the_defaults_of_the_rules():
     options = make_parser().parse_args(["model"])
     for name in ("max_waiting", "max_seconds", "overflow", "log"):
         default = getattr(ServerConfig(), name)

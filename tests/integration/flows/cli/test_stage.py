@@ -2,9 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
-
-import pytest
 
 from flows.artifacts.names import open_run
 from flows.artifacts.pins import SWEEP
@@ -14,17 +11,13 @@ from flows.gc.collect import make_claim
 from flows.identity.fingerprint import REPOSITORY, Code
 from flows.leases import held_lease
 from flows.profiles import open_profile
-from infra.storage.base import Store
 from tests.support.flows.house import build
 from tests.support.flows.shelf import put_run
-from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.unit.flows.cli.test_stage import argv_of
 
 
-def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
-    terminal: Terminal, store: Store, tmp_path: Path
-) -> None:
+def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(terminal, store, tmp_path):
     words = argv_of(tmp_path / "a b")
     assert "built  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
     terminal.said("stage", "tiny", "tokenizer", *words, "--name", "mine")
@@ -38,9 +31,7 @@ def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
     assert set(found.stages) == {"shards", "tokenizer"}
 
 
-def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
-    terminal: Terminal, store: Store, tmp_path: Path
-) -> None:
+def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(terminal, store, tmp_path):
     before = put_run(store, "tiny-20200101t000000z-0001")
     made = build(store, tmp_path / "work", Code(REPOSITORY), run=open_profile("tiny").run)
     report = made["report"].ref.manifest_key
@@ -55,9 +46,7 @@ def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
     assert set(found.stages) == set(made)
 
 
-def test_a_run_with_an_id_resumes_and_builds_anew_once(
-    terminal: Terminal, store: Store, tmp_path: Path
-) -> None:
+def test_a_run_with_an_id_resumes_and_builds_anew_once(terminal, store, tmp_path):
     words = (*argv_of(tmp_path / "a"), "--run", "slurm-7", "--force")
     assert "built  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
     first = find_run(store, "slurm-7")
@@ -75,8 +64,8 @@ def test_a_run_with_an_id_resumes_and_builds_anew_once(
 
 
 def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
-    terminal: Terminal, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    terminal, store, tmp_path, capsys
+):
     words = argv_of(tmp_path / "a")
     terminal.said("stage", "tiny", "shards", *words, "--run", "first")
     first = find_run(store, "first")
@@ -104,8 +93,8 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
 
 
 def test_only_names_that_the_stage_itself_downloads_are_resolved_again(
-    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    terminal, store, tmp_path, monkeypatch
+):
     text, talks = "karpathy/climbmix-400b-shuffle", "HuggingFaceTB/smol-smoltalk"
     upstream = {f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40}
     put_run(store, "d12-20260101t000000z-0001", name="d12", profile="d12", upstream=upstream)

@@ -5,11 +5,9 @@ How long they take: tests.campaigns.reliability.test_plan_speed.
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 HEAVY = (
@@ -62,15 +60,13 @@ sys.exit(", ".join(name for name in sys.modules if name.startswith({folders!r})
     ids=["--help", "plan"],
 )
 @pytest.mark.usefixtures("store")
-def test_a_command_loads_no_module_that_it_can_do_without(
-    words: list[str], folders: tuple[str, ...], names: tuple[str, ...]
-) -> None:
+def test_a_command_loads_no_module_that_it_can_do_without(words, folders, names):
     script = ONE.format(words=words, folders=folders, names=names)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_asking_loads_nothing_heavy(store: Store, tmp_path: Path) -> None:
+def test_asking_loads_nothing_heavy(store, tmp_path):
     put_run(store, "tiny-1", put_artifact(store, make_manifest("sft")))
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

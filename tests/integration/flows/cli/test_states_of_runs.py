@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import Status, find_run, write_run
+from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
 from flows.leases import run_lock
 from flows.plan.dead_runs import end_dead_runs, settle
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 from tests.support.flows.waiting import wait_until
 
 
 @pytest.mark.usefixtures("api_url")
-def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: Store) -> None:
+def test_status_says_that_a_run_waits_for_a_worker(terminal, store):
     put_run(store, "tiny-1", status="running")
     Api.live = [
         {"name": "tiny-1", "state_type": "RUNNING", "state_name": "Running"},
@@ -43,7 +42,7 @@ def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: St
 
 
 @pytest.mark.usefixtures("api_url")
-def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: Terminal) -> None:
+def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal):
     run = terminal.said("run", "tiny", "--submit")[0].split()[1]
     assert "there is no run" in terminal.fails("status", run)[0]  # the server has none either
     Api.live = [
@@ -71,9 +70,7 @@ def crashed(run: str, *, seconds_ago: float, tags: tuple[str, ...] = ("auto-resu
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
 @pytest.mark.usefixtures("api_url")
-def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(
-    terminal: Terminal, store: Store, status: Status
-) -> None:
+def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(terminal, store, status):
     put_run(store, "tiny-1", status=status)
     for seconds, ago in ((9, "just now"), (125, "2 min ago"), (86500, "24 h ago")):
         Api.live = [crashed("tiny-1", seconds_ago=seconds)]
@@ -85,9 +82,7 @@ def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(
 
 
 @pytest.mark.usefixtures("api_url")
-def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(
-    terminal: Terminal, store: Store
-) -> None:
+def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(terminal, store):
     put_run(store, "tiny-1", status="running", ended=None)
     Api.live = [crashed("tiny-1", seconds_ago=9, tags=())]
     assert terminal.said("status")[0].split()[:2] == ["tiny-1", "interrupted"]
@@ -99,8 +94,8 @@ def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(
 
 @pytest.mark.usefixtures("api_url")
 def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_left_alone(
-    terminal: Terminal, store: Store, tmp_path: Path
-) -> None:
+    terminal, store, tmp_path
+):
     home, running = tmp_path / "home", {"state_type": "RUNNING", "state_name": "Running"}
     put_run(store, "tiny-1", status="running", ended=None)
     with pytest.raises(KeyboardInterrupt), run_lock.hold(home, "tiny-1", store=store.url):
@@ -120,9 +115,7 @@ def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_le
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
 @pytest.mark.usefixtures("api_url")
-def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(
-    store: Store, tmp_path: Path, status: Status
-) -> None:
+def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp_path, status):
     read = put_run(store, "tiny-1", status="running", ended=None)
     ended = replace(read, status=status, ended="2026-11-21T07:00:00Z", stages={"sft": "ab" * 32})
     write_run(store, ended)
@@ -133,8 +126,8 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(
 
 @pytest.mark.usefixtures("api_url")
 def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
-    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    terminal, store, tmp_path, monkeypatch
+):
     for name in ("ASK_SECONDS", "_SECONDS_BETWEEN_CHECKS"):
         monkeypatch.setattr(f"flows.cli.train.logs.{name}", 0.01)
     counted = Counting(tmp_path / "home" / "store")
@@ -169,12 +162,8 @@ def leave_locks(store: Store, home: Path, *runs: str) -> None:
 @pytest.mark.parametrize("fault", [None, 503, 200])
 @pytest.mark.usefixtures("api_url")
 def test_a_server_that_does_not_answer_is_asked_once_a_command(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    fault: int | None,
-) -> None:
+    store, tmp_path, monkeypatch, words, fault
+):
     home = tmp_path / "home"
     counted = Counting(home / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
@@ -195,12 +184,8 @@ def test_a_server_that_does_not_answer_is_asked_once_a_command(
 @pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.usefixtures("api_url")
 def test_a_malformed_password_ends_no_command_that_only_looks(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    auth: str,
-) -> None:
+    store, tmp_path, monkeypatch, words, auth
+):
     leave_locks(store, tmp_path / "home", "tiny-2")
     put_run(store, "tiny-1", status="running", ended=None)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", auth)

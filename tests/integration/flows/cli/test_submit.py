@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts.runs import Status, write_run
+from flows.artifacts.runs import write_run
 from flows.cli.app import main
 from flows.identity.ref import name_in
 from flows.overrides import default_name
@@ -19,9 +19,7 @@ from tests.support.flows.terminal import Terminal
 from tests.support.flows.waiting import wait_until
 
 
-def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
-    terminal: Terminal, api_url: str
-) -> None:
+def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, api_url):
     words = ("--depth", "4", "--set", "seed=7", "--from-stage", "sft", "--compile")
     lines = terminal.said("run", "--submit", "tiny", *words, "--nodes", "2", "--pool", "gpu")
     (created,) = Api.created
@@ -43,7 +41,7 @@ def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
 
 
 @pytest.mark.usefixtures("api_url")
-def test_a_file_is_submitted_as_the_settings_in_it(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_file_is_submitted_as_the_settings_in_it(terminal, tmp_path):
     path = tmp_path / "my.toml"
     path.write_text('profile = "tiny"\nname = "mine"\nseed = 7\n', encoding="utf-8")
     terminal.said("run", "--submit", str(path))
@@ -52,9 +50,7 @@ def test_a_file_is_submitted_as_the_settings_in_it(terminal: Terminal, tmp_path:
     assert name_in(created["name"]) == "mine"
 
 
-def test_what_is_refused_is_one_line(
-    terminal: Terminal, api_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_one_line(terminal, api_url, monkeypatch):
     assert "there is no setting" in terminal.fails("run", "--submit", "tiny", "--set", "sede=7")[0]
     Api.refuses = "Validation failed for field 'depth'.\nFailure reason: too deep"
     assert terminal.fails("run", "--submit", "tiny")[0] == (
@@ -99,14 +95,8 @@ def show(run: str, kind: str, message: str = "") -> None:
     ],
 )
 def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
-    submitted: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    status: Status,
-    message: str,
-    said: list[str],
-) -> None:
+    submitted, tmp_path, monkeypatch, capsys, status, message, said
+):
     store = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
 
@@ -129,8 +119,8 @@ def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
 
 
 def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_reason(
-    submitted: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    submitted, capsys, monkeypatch
+):
     monkeypatch.setattr("infra.prefect.flow_runs.ANSWER_SECONDS", 0.0)
     show(submitted, "FAILED", "there is no sft@x\nhint: name another")
     waiting = Api.live[0] | {"state_type": "SCHEDULED"}
@@ -144,9 +134,7 @@ def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_
     assert Api.lives == []
 
 
-def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(
-    submitted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submitted, capsys):
     Api.lives = [Api.live, Api.live]
     show(submitted, "COMPLETED", "All states completed.")
     note = f"{submitted} finished in the worker's store: give --store"
@@ -157,12 +145,8 @@ def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_following_continues_while_the_store_is_away(
-    submitted: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    begun: bool,
-) -> None:
+    submitted, tmp_path, monkeypatch, capsys, begun
+):
     store = Away(tmp_path / "home" / "store", after=3)
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
     if begun:
@@ -205,9 +189,7 @@ CREATE = "/api/deployments/d-1/create_flow_run"
 
 @pytest.mark.parametrize("fault", [None, 200, 503, 429])
 @pytest.mark.usefixtures("api_url")
-def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(
-    terminal: Terminal, fault: int | None
-) -> None:
+def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(terminal, fault):
     Api.faults = [(CREATE, fault), (CREATE, fault)]
     lines = terminal.said("run", "--submit", "tiny")
     assert len(Api.created) == 3
@@ -217,9 +199,7 @@ def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(
 
 @pytest.mark.parametrize("fault", [None, 200, 503])
 @pytest.mark.usefixtures("api_url")
-def test_a_run_that_may_have_been_created_is_named_with_how_to_look(
-    terminal: Terminal, fault: int | None
-) -> None:
+def test_a_run_that_may_have_been_created_is_named_with_how_to_look(terminal, fault):
     Api.faults = [(CREATE, fault)] * 3
     _, hint = terminal.fails("run", "--submit", "tiny")
     run = Api.created[0]["name"]
@@ -241,9 +221,7 @@ def test_a_run_that_may_have_been_created_is_named_with_how_to_look(
     ],
 )
 @pytest.mark.usefixtures("api_url")
-def test_a_refusal_has_the_hint_for_its_cause(
-    terminal: Terminal, path: str, code: int, hint: str
-) -> None:
+def test_a_refusal_has_the_hint_for_its_cause(terminal, path, code, hint):
     Api.faults = [(path, code)]
     assert terminal.fails("run", "--submit", "tiny")[1].startswith(hint)
 
@@ -258,8 +236,6 @@ def test_a_refusal_has_the_hint_for_its_cause(
     ],
 )
 @pytest.mark.usefixtures("api_url")
-def test_a_mistake_is_found_before_a_run_is_created(
-    terminal: Terminal, words: list[str], code: int, error: str
-) -> None:
+def test_a_mistake_is_found_before_a_run_is_created(terminal, words, code, error):
     assert error in terminal.fails("run", "--submit", "tiny", *words, code=code)[0]
     assert Api.created == []

@@ -115,8 +115,8 @@ def forget_alert() -> None:
 
 
 def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
-    judge_model: Callable[..., Any], posted: tuple[str, list[Any]], request: pytest.FixtureRequest
-) -> None:
+    judge_model, posted, request
+):
     from deployments.alerts import EVAL_REGRESSED, alerts
     from deployments.automations import ensure_automation
     from tests.integration.flows.orchestration.test_pipeline import artifacts
@@ -181,9 +181,7 @@ def prefect_terminal(
     os.environ.update(before)
 
 
-def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(
-    judge_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(judge_model, monkeypatch):
     from prefect.client.orchestration import SyncPrefectClient
 
     def refuse(*_: object, **__: object) -> None:
@@ -193,9 +191,7 @@ def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(
     assert not judge_model(0.8, name="refused").verdict.regressed
 
 
-def test_a_schedule_given_twice_is_one_and_is_changed(
-    prefect_terminal: Terminal, store: Store, server: Server
-) -> None:
+def test_a_schedule_given_twice_is_one_and_is_changed(prefect_terminal, store, server):
     terminal = prefect_terminal
     assert terminal.said("evals") == ["nothing is scheduled: nanochat evals MODEL --schedule"]
     lines = terminal.said("evals", "--schedule", "main")
@@ -230,12 +226,8 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
 
 
 def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
-    prefect_terminal: Terminal,
-    server: Server,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    prefect_terminal, server, store, monkeypatch, tmp_path
+):
     def connect(home: Path, say: object) -> str:
         monkeypatch.setenv("PREFECT_API_URL", server.api_url)
         return server.api_url
@@ -260,14 +252,12 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
         (["main", "--cron", "0 4 * * *"], "--cron, --timezone and --pause are of a schedule"),
     ],
 )
-def test_a_mistake_is_one_line_and_a_hint(
-    prefect_terminal: Terminal, words: list[str], error: str
-) -> None:
+def test_a_mistake_is_one_line_and_a_hint(prefect_terminal, words, error):
     code = 2 if "--drop" in words else 1  # the parser knows the bounds of a number
     assert prefect_terminal.fails("evals", *words, code=code)[0].startswith(error)
 
 
-def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
+def test_a_schedule_creates_runs(prefect_terminal):
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 
     prefect_terminal.said("evals", "--schedule", "main", "--cron", "* * * * *")
@@ -283,9 +273,7 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
         assert asking.read_flow_runs(flow_run_filter=of_it) == []
 
 
-def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
-    server: Server, store: Store
-) -> None:
+def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(server, store):
     from flows.evals.flow import nanochat_eval
 
     state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
@@ -294,8 +282,8 @@ def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
 
 
 def test_a_command_gives_the_flow_the_model_that_it_has_opened(
-    server: Server, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, store, tmp_path, monkeypatch
+):
     from flows.evals import flow
     from flows.orchestration.caller import LocalRun, call_flow, running_locally
 

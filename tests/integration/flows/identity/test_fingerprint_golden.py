@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +38,7 @@ def test_every_stage_of_every_profile_is_pinned_once():
     assert len({stages["pretrain"] for stages in pinned.values()}) == len(PROFILES)
 
 
-def test_the_pins_do_not_move_with_todays_code(tmp_path: Path):
+def test_the_pins_do_not_move_with_todays_code(tmp_path):
     """Only with the fixed code, of which every part counts that should."""
     code = golden.write_code(tmp_path)
     pinned = json.loads(golden.FILE.read_text())
@@ -57,7 +56,7 @@ def test_the_pins_do_not_move_with_todays_code(tmp_path: Path):
 
 @pytest.mark.skipif(not PYTHONS, reason="no other Python from 3.11 on, on PATH or under pyenv")
 @pytest.mark.parametrize("version", PYTHONS)
-def test_identity_is_the_same_on_another_python_without_any_package(version: str):
+def test_identity_is_the_same_on_another_python_without_any_package(version):
     command = [str(PYTHONS[version]), "-I", "-S", "-c", SCAN, str(REPOSITORY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from flows.identity.fingerprint import (
     named_modules,
 )
 from flows.profiles import open_profile
-from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA, Stage
+from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA
 from nanochat_core.config import RunConfig
 from tests.support.flows.repository import copy_packages
 
@@ -144,15 +144,13 @@ def _said_otherwise(source: str) -> str:
     return "# At the top.\n\n\n" + "\n".join(lines) + "\n# At the end.\n"
 
 
-def test_words_and_layout_of_no_module_decide_anything(
-    copy: Path, before: dict[str, dict[str, str]]
-):
+def test_words_and_layout_of_no_module_decide_anything(copy, before):
     paths = [path_of(copy, name) for name in modules()]
     with edited({path: _said_otherwise(path.read_text()) for path in paths}):
         assert closures(copy) == before
 
 
-def test_what_no_stage_reaches_decides_nothing(copy: Path, before: dict[str, dict[str, str]]):
+def test_what_no_stage_reaches_decides_nothing(copy, before):
     reached = {path_of(copy, name) for name in modules()}
     files = {path for package in PACKAGES for path in (copy / package).rglob("*.py")}
     others = files - reached
@@ -210,12 +208,7 @@ def edits(copy: Path) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
-def test_an_edit_decides_exactly_the_stages_that_reach_the_file(
-    copy: Path,
-    before: dict[str, dict[str, str]],
-    edits: dict[str, tuple[Path, str]],
-    round_: int,
-):
+def test_an_edit_decides_exactly_the_stages_that_reach_the_file(copy, before, edits, round_):
     """A constant of a module, a byte of a data file: what is hashed of it changes, and no other.
 
     Half of the files are edited at a time. Each has rounds of its own, as many as any other: so of
@@ -266,7 +259,7 @@ def graph() -> grimp.ImportGraph:
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage: Stage):
+def test_the_closure_is_what_another_tool_finds(graph, stage):
     """Less the carriers and what only they reach, and the packages, which are empty."""
     found: set[str] = set()
     waiting = [stage.entry, *named_modules(stage, canonical_config(stage, RUN))]
@@ -283,9 +276,7 @@ def _not_packages(names: set[str]) -> Iterator[str]:
     yield from (name for name in names if path_of(REPOSITORY, name).name != "__init__.py")
 
 
-def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model(
-    copy: Path, before: dict[str, dict[str, str]]
-):
+def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model(copy, before):
     """bf16 instead of fp32 halves an artifact: the same fingerprint may not stand for both."""
     path = path_of(copy, "nanochat_core.model.checkpoint")
     source = path.read_text()
@@ -295,7 +286,7 @@ def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model
 
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
-def test_training_on_conversations_depends_on_no_engine_and_no_sandbox(stage: str):
+def test_training_on_conversations_depends_on_no_engine_and_no_sandbox(stage):
     names = current()[1][stage]
     kernels = "nanochat_core/model/native/", "nanochat_core.model.native"
     own = {n for n in names if not n.startswith((*kernels, "nanochat_core.runtime.hardware.cpp_"))}
@@ -308,7 +299,7 @@ CODE_GRADERS = {stage.name for stage in CHAT_EVALS}
 
 @pytest.mark.parametrize(("profile", "expected"), [("d12", CODE_GRADERS), ("tiny", set())])
 def test_a_constant_of_the_sandbox_decides_only_evaluations_that_grade_programs(
-    copy: Path, profile: str, expected: set[str]
+    copy, profile, expected
 ):
     run = open_profile(profile).run
     before = closures(copy, run)

@@ -130,7 +130,7 @@ def code() -> Code:
 
 
 @pytest.mark.parametrize("key", later_fields())
-def test_another_default_of_a_field_is_another_fingerprint(key: str, edited: Any, code: Code):
+def test_another_default_of_a_field_is_another_fingerprint(key, edited, code):
     kind, name = key.split(".")
     needs = {kind: NEEDS[key]} if key in NEEDS else {}
     before = fingerprints(from_defaults(edited(SOURCE), RUN, needs), code)
@@ -144,7 +144,7 @@ def test_another_default_of_a_field_is_another_fingerprint(key: str, edited: Any
 
 
 @pytest.mark.parametrize("key", later_fields())
-def test_a_recipe_from_before_a_field_existed_keeps_its_meaning(key: str, edited: Any):
+def test_a_recipe_from_before_a_field_existed_keeps_its_meaning(key, edited):
     """What an older version wrote lacks the field, whatever its default is today."""
     kind, name = key.split(".")
     module = edited(with_default(key, another(key)))

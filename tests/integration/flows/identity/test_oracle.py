@@ -208,11 +208,11 @@ def _module_of(name: str) -> str:
 # The tests.
 
 
-def test_every_file_that_a_stage_opens_decides_its_fingerprint(world: World):
+def test_every_file_that_a_stage_opens_decides_its_fingerprint(world):
     assert find_escapes(world) == []
 
 
-def test_a_comment_in_any_file_that_a_stage_opens_decides_nothing(world: World):
+def test_a_comment_in_any_file_that_a_stage_opens_decides_nothing(world):
     before = world.fingerprints()
     suffixes = (".py", ".cpp", ".h")
     names = [n for n in set().union(*world.opened.values()) if n.endswith(suffixes)]
@@ -226,7 +226,7 @@ def test_a_comment_in_any_file_that_a_stage_opens_decides_nothing(world: World):
             path.write_bytes(source)
 
 
-def test_the_oracle_sees_what_stages_are_known_to_open(world: World):
+def test_the_oracle_sees_what_stages_are_known_to_open(world):
     assert tuple(world.opened) == ALL
     for stage in STAGES:
         entry = f"{stage.entry.replace('.', '/')}.py"
@@ -284,7 +284,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_the_oracle_finds_a_planted_escape(world: World, name: str):
+def test_the_oracle_finds_a_planted_escape(world, name):
     escape = ESCAPES[name]
     path = world.root / escape.file
     source = path.read_text()
@@ -305,7 +305,7 @@ def test_the_oracle_finds_a_planted_escape(world: World, name: str):
     assert find_escapes(world, [escape.finds]) == []
 
 
-def test_the_oracle_finds_a_carrier_that_decides(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_the_oracle_finds_a_carrier_that_decides(world, monkeypatch):
     carriers = {*fingerprint.CARRIERS, "nanochat_core.model.gpt"}
     monkeypatch.setattr(fingerprint, "CARRIERS", frozenset(carriers))
     assert "nanochat_core/model/gpt.py: pretrain" in find_escapes(

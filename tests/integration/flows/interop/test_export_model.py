@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 
 from flows.interop import export_model
 from flows.interop.card import model_card
-from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import read_checkpoint
 from nanochat_core.model.checkpoint import load_model, save_model
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -41,7 +39,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_as_transformers_load_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_as_transformers_load_it(model, tmp_path, terminal):
     first, note = terminal.said(*export(str(model), str(tmp_path / "out")))
     is_own = "transformers_model.py" in first
     assert ("trust_remote_code=True" in note) == is_own
@@ -68,9 +66,7 @@ def test_as_transformers_load_it(model: Path, tmp_path: Path, terminal: Terminal
 
 
 @pytest.mark.parametrize("form", ["hf", "nanochat", "safetensors"])
-def test_every_user_whom_the_umask_admits_may_read_it(
-    form: str, model: Path, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_every_user_whom_the_umask_admits_may_read_it(form, model, tmp_path, terminal):
     (model / "model.safetensors").chmod(0o600)
     mask = os.umask(0o027)
     try:
@@ -82,7 +78,7 @@ def test_every_user_whom_the_umask_admits_may_read_it(
     assert modes == {path.name: 0o750 if path.is_dir() else 0o640 for path in paths}
 
 
-def test_as_nanochat_loads_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_as_nanochat_loads_it(model, tmp_path, terminal):
     _, note = terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "nanochat"))
     found = read_checkpoint(tmp_path / "out")
     assert note.startswith("nanochat's version ")
@@ -90,7 +86,7 @@ def test_as_nanochat_loads_it(model: Path, tmp_path: Path, terminal: Terminal) -
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in state.items())
 
 
-def test_as_plain_files(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+def test_as_plain_files(model, tmp_path, terminal):
     terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "safetensors"))
     left, right = (load_model(path, torch.device("cpu")) for path in (model, tmp_path / "out"))
     tokens = torch.arange(30)[None]
@@ -98,9 +94,7 @@ def test_as_plain_files(model: Path, tmp_path: Path, terminal: Terminal) -> None
         assert torch.equal(left(tokens), right(tokens))
 
 
-def test_first_mistakes_are_one_line_and_leave_nothing(
-    model: Path, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_first_mistakes_are_one_line_and_leave_nothing(model, tmp_path, terminal):
     out = tmp_path / "out"
     # Found before the model is looked up.
     assert "fp16" in terminal.fails(*export("sft@unknown", str(out), "--dtype", "fp16"))[0]
@@ -124,9 +118,7 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
-def test_an_export_that_fails_half_way_leaves_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_fails_half_way_leaves_nothing(model, tmp_path, monkeypatch):
     def fail(**_: object) -> str:
         raise OSError("the disk is gone")
 
@@ -136,7 +128,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(
     assert not list(tmp_path.glob(".out-*"))
 
 
-def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> None:
+def test_the_card_says_where_the_model_is_from_and_how_it_did(store):
     report = make_manifest("report", files={"report.md": "# tiny\n\n- sums 74 %\n"}, run="tiny-1")
     store.put(report.files[0].key, b"# tiny\n\n- sums 74 %\n")
     put_artifact(store, report)

@@ -14,10 +14,8 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import point
 from flows.cli.app import main
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.model.checkpoint import load_model
-from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -54,9 +52,7 @@ def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
-def test_an_imported_model_is_found_by_its_name(
-    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, capsys):
     lines = imported(capsys, str(nanochats / "chatsft_checkpoints" / "d4"), "--name", "theirs")
     assert lines[0].startswith("sft@theirs: sft/")
     assert "step 20, era 2026-03-14" in lines[0]
@@ -74,13 +70,7 @@ def test_an_imported_model_is_found_by_its_name(
     assert not list(store.list(PINS))
 
 
-def test_the_same_files_again_are_the_same_artifact(
-    nanochats: Path,
-    store: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    terminal: Terminal,
-) -> None:
+def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, capsys, terminal):
     path = str(nanochats / "base_checkpoints" / "d4")
     first = imported(capsys, path, "--name", "one")[0]
     (tmp_path / "home" / "import-999999999-x").mkdir()  # of one that was killed
@@ -105,8 +95,8 @@ def test_the_same_files_again_are_the_same_artifact(
 
 
 def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], terminal: Terminal
-) -> None:
+    store, tmp_path, capsys, terminal
+):
     directory = tmp_path / "chatsft_checkpoints" / "d4"
     directory.mkdir(parents=True)
     write_checkpoint(directory, a_model("2026-03-09"), a_tokenizer(), step=20, extra={})
@@ -128,9 +118,7 @@ def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(
     assert error.startswith("chat_eval_sft needs task_data")
 
 
-def test_what_a_person_has_to_say_is_asked_for(
-    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, capsys):
     elsewhere = tmp_path / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", elsewhere)
     path = str(elsewhere)
@@ -151,9 +139,7 @@ def test_what_a_person_has_to_say_is_asked_for(
     assert imported(capsys, *words)[0].startswith("pretrain@mine")
 
 
-def test_a_file_that_lies_leaves_nothing_behind(
-    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_lies_leaves_nothing_behind(nanochats, store, tmp_path, capsys):
     directory = tmp_path / "base_checkpoints" / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", directory)
     meta = directory / "meta_000100.json"
@@ -165,7 +151,7 @@ def test_a_file_that_lies_leaves_nothing_behind(
     assert not list((tmp_path / "home").glob("import-*"))
 
 
-def test_a_path_to_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_to_nothing_is_one_line(tmp_path, capsys):
     missing = tmp_path / "none"
     for words in ((), ("--kind", "base")):
         assert f"there is no directory {missing}" in failed(capsys, str(missing), *words)

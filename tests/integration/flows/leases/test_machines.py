@@ -41,9 +41,7 @@ def wait_and_finish(toys: Any, first: "subprocess.Popen[str]", waiter: Any) -> l
 @pytest.mark.parametrize(
     ("first", "second"), [(CONTAINER, CONTAINER), (CONTAINER, ()), ((), CONTAINER)]
 )
-def test_a_live_builder_of_another_container_keeps_its_lease(
-    toys: Any, builders: Builders, first: tuple[str, ...], second: tuple[str, ...]
-) -> None:
+def test_a_live_builder_of_another_container_keeps_its_lease(toys, builders, first, second):
     builder = builders("one", inside=first)
     read_until(builder, "step")
     waiter = builders("two", inside=second)
@@ -56,8 +54,8 @@ def test_a_live_builder_of_another_container_keeps_its_lease(
 
 @is_root
 def test_a_killed_builder_of_another_container_is_succeeded_when_its_lease_has_run_out(
-    toys: Any, builders: Builders
-) -> None:
+    toys, builders
+):
     killed = builders("one", beat=0.2, inside=CONTAINER)
     read_until(killed, "step")
     killed.send_signal(signal.SIGKILL)  # with all processes of its namespace
@@ -72,9 +70,7 @@ def test_a_killed_builder_of_another_container_is_succeeded_when_its_lease_has_r
     assert bodies(toys) == ["one", "one"]
 
 
-def test_a_killed_builder_of_another_home_is_succeeded_at_once(
-    toys: Any, builders: Builders
-) -> None:
+def test_a_killed_builder_of_another_home_is_succeeded_at_once(toys, builders):
     killed = builders("one")
     read_until(killed, "step")
     waiter = builders("two", ttl=1000.0)
@@ -87,7 +83,7 @@ def test_a_killed_builder_of_another_home_is_succeeded_at_once(
     assert bodies(toys) == ["one", "two"]
 
 
-def test_a_live_builder_of_another_home_keeps_its_lease(toys: Any, builders: Builders) -> None:
+def test_a_live_builder_of_another_home_keeps_its_lease(toys, builders):
     builder = builders("one")
     read_until(builder, "step")
     ends = wait_and_finish(toys, builder, builders("two"))
@@ -111,7 +107,7 @@ print(is_shown, other.is_dead(), flush=True)
 
 @is_root
 @pytest.mark.parametrize("proc", ["shown", "hidden"])
-def test_a_process_of_another_user_is_not_called_dead_while_it_lives(proc: str) -> None:
+def test_a_process_of_another_user_is_not_called_dead_while_it_lives(proc):
     live = Process.this()
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -132,7 +128,7 @@ def test_a_process_of_another_user_is_not_called_dead_while_it_lives(proc: str) 
     assert ask(gone) == ["False", "True"]
 
 
-def test_a_process_is_dead_once_it_has_ended() -> None:
+def test_a_process_is_dead_once_it_has_ended():
     code = "from flows.leases.process import Process; print(Process.this(), flush=True); input()"
     words = [sys.executable, "-c", code]
     root = Path(__file__).parents[4]

@@ -50,8 +50,8 @@ with held_by_us(LocalStore(Path(sys.argv[1]))) as lease:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_process_that_was_stopped_for_long_continues_unless_another_wanted_the_lease(
-    tmp_path: Path, wanted: bool
-) -> None:
+    tmp_path, wanted
+):
     process = subprocess.Popen(
         [sys.executable, "-c", FROZEN, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -95,7 +95,7 @@ def start_holder(path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_waiter_continues_when_the_process_that_it_waits_for_is_killed(tmp_path: Path):
+def test_a_waiter_continues_when_the_process_that_it_waits_for_is_killed(tmp_path):
     path = tmp_path / "x.lock"
     holder = start_holder(path)
     waits, taken = threading.Event(), threading.Event()

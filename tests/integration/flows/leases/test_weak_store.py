@@ -1,7 +1,6 @@
 """Nothing is built in a store without atomic conditional writes, and nothing is pushed to one."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
     fake.stop()
 
 
-def test_a_push_is_refused_before_a_file_is_sent(fake: FakeS3, tmp_path: Path) -> None:
+def test_a_push_is_refused_before_a_file_is_sent(fake, tmp_path):
     source = LocalStore(tmp_path / "source")
     make_run(source, tmp_path)
     with pytest.raises(StoreError, match=REFUSED):
@@ -35,7 +34,7 @@ def test_a_push_is_refused_before_a_file_is_sent(fake: FakeS3, tmp_path: Path) -
     assert fake.objects == {}
 
 
-def test_the_doctor_says_so(fake: FakeS3) -> None:
+def test_the_doctor_says_so(fake):
     (found,) = [found for found in try_store("s3://fake/x") if found.state == "fail"]
     assert "refuses If-Match" in found.found
     assert "or a directory" in (found.remedy or "")

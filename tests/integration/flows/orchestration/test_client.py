@@ -61,8 +61,8 @@ def ask(api_url: str) -> Any:
 
 
 def test_a_dead_port_is_reported_within_seconds_where_the_contexts_client_would_ask_for_minutes(
-    server: Server,
-) -> None:
+    server,
+):
     import httpx
     from prefect.context import SyncClientContext
 
@@ -73,9 +73,7 @@ def test_a_dead_port_is_reported_within_seconds_where_the_contexts_client_would_
             ask(f"http://127.0.0.1:{unused.getsockname()[1]}/api")
 
 
-def test_a_server_that_stands_still_is_reported_too(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stands_still_is_reported_too(server, monkeypatch):
     import httpx
 
     from flows.orchestration import client as module
@@ -92,9 +90,7 @@ def test_a_server_that_stands_still_is_reported_too(
     ("status", "hint"),
     [(401, "PREFECT_API_AUTH_STRING"), (409, "up --register"), (422, "--register")],
 )
-def test_a_refusal_is_a_persons_to_mend(
-    refuse: Callable[[int, bytes], str], status: int, hint: str
-) -> None:
+def test_a_refusal_is_a_persons_to_mend(refuse, status, hint):
     api_url = refuse(status, b'{"detail": "no such\\nfield"}')
     with pytest.raises(ConfigError) as caught:
         ask(api_url)
@@ -103,9 +99,7 @@ def test_a_refusal_is_a_persons_to_mend(
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_overloaded_server_does_not_refuse(
-    refuse: Callable[[int, bytes], str], status: int
-) -> None:
+def test_an_overloaded_server_does_not_refuse(refuse, status):
     import httpx
 
     api_url = refuse(status, b"slow down")
@@ -113,7 +107,7 @@ def test_an_overloaded_server_does_not_refuse(
         ask(api_url)
 
 
-def test_the_settings_of_others_stay_as_they_were(server: Server) -> None:
+def test_the_settings_of_others_stay_as_they_were(server):
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 
     from flows.orchestration.client import quick_client

@@ -127,7 +127,7 @@ def end(run: Any, kind: str, message: str = "") -> None:
     set_state(run.id, kind, message=message, force=True)
 
 
-def test_what_exists_is_not_ordered(make_caller: Callable[[str], Caller]) -> None:
+def test_what_exists_is_not_ordered(make_caller):
     from tests.support.flows.pools import runs_of
 
     caller = make_caller("one")
@@ -136,7 +136,7 @@ def test_what_exists_is_not_ordered(make_caller: Callable[[str], Caller]) -> Non
     assert not runs_of(caller.tag)
 
 
-def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> None:
+def test_two_callers_share_one_order(make_caller):
     first, second = make_caller("one"), make_caller("two")
     results = [first.send(), second.send()]
     [run] = first.wait_for_runs(1)
@@ -150,7 +150,7 @@ def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> No
     assert len(first.wait_for_runs(1)) == 1
 
 
-def test_a_caller_that_comes_back_follows_its_order(make_caller: Callable[[str], Caller]) -> None:
+def test_a_caller_that_comes_back_follows_its_order(make_caller):
     caller = make_caller("one")
     lost = caller.send()
     [run] = caller.wait_for_runs(1)
@@ -175,8 +175,8 @@ def test_a_caller_that_comes_back_follows_its_order(make_caller: Callable[[str],
     ],
 )
 def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run(
-    make_caller: Callable[[str], Caller], first: str, last: str, error: str
-) -> None:
+    make_caller, first, last, error
+):
     caller = make_caller("one")
     result = caller.send()
     end(caller.wait_for_runs(1)[0], first, "the node is gone")
@@ -189,7 +189,7 @@ def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run
     assert not again.result().cached
 
 
-def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], Caller]) -> None:
+def test_what_the_far_side_says_reaches_the_caller(make_caller):
     caller = make_caller("one")
     result = caller.send()
     end(caller.wait_for_runs(1)[0], "FAILED", "gpu failed on rank 3\nhint: replay it with: x")
@@ -199,9 +199,7 @@ def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], 
     assert not isinstance(caught.value, TransientStageError)
 
 
-def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(make_caller):
     first, second = make_caller("one"), make_caller("two")
     cancelled = first.send()
     [run] = first.wait_for_runs(1)
@@ -217,7 +215,7 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
     waiting.result()
 
 
-def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
+def test_stopping_a_run_cancels_its_own_orders_only(make_caller):
     from flows.orchestration.stage_runs import cancel_requests_of
     from tests.support.flows.pools import read_run
 
@@ -233,8 +231,8 @@ def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str],
 
 
 def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
-    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_caller, monkeypatch
+):
     from prefect.exceptions import TerminationSignal
 
     from flows.orchestration import stage_runs
@@ -251,9 +249,7 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
     assert stage_runs.is_terminal(told_to_end)
 
 
-def test_an_artifact_ends_the_waiting_while_prefect_is_away(
-    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_artifact_ends_the_waiting_while_prefect_is_away(make_caller, monkeypatch):
     import httpx
 
     from flows.orchestration import dispatch
@@ -278,9 +274,7 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(
     assert told.count(said) == 1
 
 
-def test_a_forced_stage_is_built_again_though_another_run_made_it(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_a_forced_stage_is_built_again_though_another_run_made_it(make_caller):
     first, second = make_caller("one"), make_caller("two")
     first.carry_out()
     result = second.send(force=True)
@@ -301,9 +295,7 @@ class RefusingStore(LocalStore):
         raise StoreError(f"{self.url} refuses to be read")
 
 
-def test_a_store_that_refuses_to_be_read_orders_nothing(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_a_store_that_refuses_to_be_read_orders_nothing(make_caller):
     from tests.support.flows.pools import runs_of
 
     caller = make_caller("one")
@@ -316,7 +308,7 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(
     assert not runs_of(tag)
 
 
-def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
+def test_a_pool_without_a_deployment_is_refused(server):
     from flows.orchestration.stage_runs import check_pool
 
     with pytest.raises(
@@ -326,9 +318,7 @@ def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
     assert "nanochat up --register --pool absent" in (caught.value.hint or "")
 
 
-def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
-    pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(pool, monkeypatch):
     from flows.orchestration.stage_runs import check_pool
     from tests.support.flows.pools import start_toys
 
@@ -340,7 +330,7 @@ def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
     assert "such as gpu" in (caught.value.hint or "")
 
 
-def test_several_machines_are_one_request(make_caller: Callable[[str], Caller]) -> None:
+def test_several_machines_are_one_request(make_caller):
     caller = make_caller("one")
     caller.context = replace(caller.context, placement=replace(caller.context.placement, nodes=2))
     result = caller.send()

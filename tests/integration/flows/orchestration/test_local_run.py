@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,9 +140,7 @@ def ends() -> dict[str, list[Any]]:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(
-    ends: dict[str, list[Any]],
-) -> None:
+def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(ends):
     for case in ("interrupt, no server", "termination, no server"):
         code, (saved, why) = ends[case]
         assert (code, saved) == (130, "saved")
@@ -155,9 +152,7 @@ def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(
     assert ends["mistake"] == [0, ["saved", waiting, "ended"]]
 
 
-def test_a_run_that_ended_counts_although_prefect_does_not_know(
-    ends: dict[str, list[Any]],
-) -> None:
+def test_a_run_that_ended_counts_although_prefect_does_not_know(ends):
     warning = "Prefect does not know that the run has ended: refused"
 
     assert ends["finished, no server"] == [0, [warning, "made"]]
@@ -166,9 +161,7 @@ def test_a_run_that_ended_counts_although_prefect_does_not_know(
         assert ends[case] == [0, [warning, "raised KeyboardInterrupt()"]]
 
 
-def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
-    ends: dict[str, list[Any]],
-) -> None:
+def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(ends):
     code, (reported, made) = ends["finished, server back"]
 
     assert (code, made) == (0, "made")
@@ -177,8 +170,8 @@ def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge(
-    cancelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cancelled, monkeypatch
+):
     from prefect.exceptions import TerminationSignal
 
     from flows.orchestration import caller
@@ -197,9 +190,7 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
             stopped()
 
 
-def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(monkeypatch, tmp_path):
     from flows.orchestration import caller
 
     called = caller.LocalRun(home=tmp_path, watch=lambda *_: None, leave=print)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,18 +62,14 @@ def carry_out(
     return run
 
 
-def test_an_order_is_carried_out_once(
-    asked: StageRequest, carry_out: Callable[[StageRequest], Any]
-) -> None:
+def test_an_order_is_carried_out_once(asked, carry_out):
     first, second = carry_out(asked), carry_out(asked)
     assert (first.name, second.name) == ("Completed", "Cached")
     assert first.message == second.message
     assert first.message.endswith(f"/fragile/{asked.fingerprint}")
 
 
-def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
-    toys: Any, asked: StageRequest, carry_out: Callable[[StageRequest], Any]
-) -> None:
+def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(toys, asked, carry_out):
     (toys.home / "fatal").touch()
     state = carry_out(asked)
     assert state.is_crashed()
@@ -85,30 +80,21 @@ def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
     assert carry_out(asked).is_completed()
 
 
-def test_another_fingerprint_is_refused_in_a_line(
-    asked: StageRequest, carry_out: Callable[[StageRequest], Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_fingerprint_is_refused_in_a_line(asked, carry_out, caplog):
     state = carry_out(replace(asked, fingerprint="ab" * 32))
     assert state.is_failed()
     assert state.message.startswith("fragile/abababababab was requested, but this machine would")
     assert "Traceback" not in caplog.text
 
 
-def test_a_worker_without_a_scheduler_refuses_a_request_for_several_machines(
-    asked: StageRequest, carry_out: Callable[[StageRequest], Any]
-) -> None:
+def test_a_worker_without_a_scheduler_refuses_a_request_for_several_machines(asked, carry_out):
     state = carry_out(replace(asked, nodes=2))
     assert state.is_failed()
     assert "is requested on 2 machines, this worker has one" in state.message
     assert "NANOCHAT_GANGS" in state.message
 
 
-def test_a_worker_with_a_scheduler_asks_it_for_a_gang(
-    asked: StageRequest,
-    carry_out: Callable[[StageRequest], Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_with_a_scheduler_asks_it_for_a_gang(asked, carry_out, tmp_path, monkeypatch):
     import flows.building.gangs
 
     fields = "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
@@ -130,7 +116,7 @@ def test_a_worker_with_a_scheduler_asks_it_for_a_gang(
     assert state.message == "no row file"
 
 
-def test_a_request_is_held_to_types_alone() -> None:
+def test_a_request_is_held_to_types_alone():
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import is_valid
 

@@ -98,9 +98,7 @@ def make_table(toys: Any) -> list[Any]:
     return [left, right, join, toys.stage("end", join)]
 
 
-def test_the_flow_runs_the_table_and_later_runs_compute_only_what_is_redone_or_new(
-    toys: Any, run_toys: Callable[..., Any]
-) -> None:
+def test_the_flow_runs_the_table_and_later_runs_compute_only_what_is_redone_or_new(toys, run_toys):
     stages = make_table(toys)
 
     first = run_toys(toys, stages, run_id="toy-first")
@@ -135,7 +133,7 @@ def test_the_flow_runs_the_table_and_later_runs_compute_only_what_is_redone_or_n
     assert record.stages["left"] == made.fingerprint
 
 
-def test_a_run_waits_for_a_store_that_falls_silent(toys: Any, run_toys: Callable[..., Any]) -> None:
+def test_a_run_waits_for_a_store_that_falls_silent(toys, run_toys):
     first = toys.stage("first")
     report = toys.stage("report", first)
     given = run_toys(toys, [first], run_id="toy-earlier").stages["first"].manifest
@@ -162,9 +160,7 @@ def test_a_run_waits_for_a_store_that_falls_silent(toys: Any, run_toys: Callable
     assert record.status == "finished"
 
 
-def test_a_run_whose_given_artifact_was_collected_since_its_plan_has_failed(
-    toys: Any, run_toys: Callable[..., Any]
-) -> None:
+def test_a_run_whose_given_artifact_was_collected_since_its_plan_has_failed(toys, run_toys):
     left = toys.stage("left")
     with pytest.raises(ArtifactError, match="was deleted"):
         run_toys(toys, [left], run_id="toy-gone", pinned={"left": make_manifest("left")})
@@ -173,9 +169,7 @@ def test_a_run_whose_given_artifact_was_collected_since_its_plan_has_failed(
     assert record.status == "failed"
 
 
-def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(
-    toys: Any, run_toys: Callable[..., Any]
-) -> None:
+def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(toys, run_toys):
     from infra.launch.torchrun import JobFailed
 
     stages = make_table(toys)
@@ -211,7 +205,7 @@ def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_
     }
 
 
-def test_from_stage_redoes_everything_after_it(toys: Any, server: Server) -> None:
+def test_from_stage_redoes_everything_after_it(toys, server):
     from flows.stages import stages_to_redo
 
     stages = make_table(toys)
@@ -287,8 +281,8 @@ def run(job):
 
 @pytest.mark.parametrize("how", ["terminate", "cancel"])
 def test_stopping_a_run_lets_workers_save_and_the_next_one_resumes(
-    toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: str
-) -> None:
+    toys, run_toys, server, tmp_path, how
+):
     training = toys.stage("training", source=TRAINING)
     name = f"stopped-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(REPOSITORY)]
@@ -334,7 +328,7 @@ def _children_left(toys: Any) -> list[psutil.Process]:
     return [p for p in found if str(toys.home) in " ".join(p.info["cmdline"] or [])]
 
 
-def test_prefect_sees_the_parameters_of_the_request() -> None:
+def test_prefect_sees_the_parameters_of_the_request():
     from flows.orchestration.pipeline import nanochat
 
     seen = inspect.signature(nanochat.fn).parameters

@@ -1,9 +1,7 @@
 """A lost stage is started again in the same run; a mistake is not, and nobody waits in vain."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from flows.artifacts.runs import Run, write_run
 from flows.building.retry import TransientStageError
 from infra.launch.torchrun import JobFailed
-from infra.prefect.records import Server
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
 from tests.integration.flows.orchestration.test_dispatch import RefusingStore
@@ -57,9 +54,7 @@ def run_counts(flow_run_name: str) -> dict[str, int]:
         return {run.name: run.run_count for run in client.read_task_runs(flow_run_filter=chosen)}
 
 
-def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(
-    toys: Any, run_toys: Callable[..., Any]
-) -> None:
+def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(toys, run_toys):
     stage = toys.stage("twice", source=TWICE)
     made = run_toys(toys, [stage, toys.stage("end", stage)], run_id="toy-twice", retries=2)
     assert not made.stages["twice"].cached
@@ -67,9 +62,7 @@ def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(
     assert "waiting" in toys.kinds("twice")
 
 
-def test_attempts_are_counted_and_the_last_error_is_reported(
-    toys: Any, run_toys: Callable[..., Any]
-) -> None:
+def test_attempts_are_counted_and_the_last_error_is_reported(toys, run_toys):
     stage = toys.stage("twice", source=TWICE)
     with pytest.raises(JobFailed, match="killed by SIGKILL"):
         run_toys(toys, [stage], run_id="toy-thrice", retries=1)
@@ -77,16 +70,14 @@ def test_attempts_are_counted_and_the_last_error_is_reported(
     assert task_runs("toy-thrice")["twice"].is_failed()
 
 
-def test_an_error_of_the_code_is_not_tried_again(toys: Any, run_toys: Callable[..., Any]) -> None:
+def test_an_error_of_the_code_is_not_tried_again(toys, run_toys):
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):
         run_toys(toys, [toys.stage("first")], run_id="toy-error", retries=3)
     assert run_counts("toy-error") == {"first": 1}
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
-    toys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(toys, monkeypatch):
     from flows.orchestration import stage_task
 
     monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
@@ -96,9 +87,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
         stage_task._pause(toys.stage("first"), context, 600.0)  # past the test's own time
 
 
-def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
-    toys: Any, server: Server
-) -> None:
+def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(toys, server):
     from prefect import flow
 
     from flows.orchestration.stage_task import submit
@@ -117,9 +106,7 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
 
 
 @pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
-def test_a_run_that_begins_while_the_store_is_silent_waits(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_a_run_that_begins_while_the_store_is_silent_waits(server, tmp_path, monkeypatch, part):
     from flows.orchestration import flow_setup, pipeline
 
     def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
@@ -136,8 +123,8 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
 
 
 def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, tmp_path, monkeypatch
+):
     from flows.orchestration import flow_setup, pipeline
 
     store = LocalStore(tmp_path / "store")

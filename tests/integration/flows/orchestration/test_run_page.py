@@ -42,16 +42,14 @@ def resumed(item: Built) -> Built:
     return replace(item, manifest=manifest, cached=False)
 
 
-def test_the_plan_has_a_row_for_every_stage(built: House, house: House) -> None:
+def test_the_plan_has_a_row_for_every_stage(built, house):
     rows = table(house.plan()).tree()
     assert [row["stage"] for row in rows] == [f"+ {stage.name}" for stage in STAGES]
     assert {row["state"] for row in rows} == {STATES["+"]}
     assert {row["state"] for row in table(built.plan()).tree()} == {STATES["="]}
 
 
-def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(
-    made: dict[str, Built],
-) -> None:
+def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(made):
     built = {**made, "pretrain": resumed(made["pretrain"])}
     text = artifacts_text(RUN, built, "s3://bucket")
     for item in built.values():
@@ -65,7 +63,7 @@ def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(
     assert f"$ nanochat status {RUN.run} --store s3://bucket" in text
 
 
-def test_a_run_that_failed_early_offers_no_model_to_talk_to(made: dict[str, Built]) -> None:
+def test_a_run_that_failed_early_offers_no_model_to_talk_to(made):
     text = artifacts_text(RUN, {"shards": made["shards"]}, "file:///my store")
     assert "nanochat chat" not in text
     assert "--store 'file:///my store'" in text

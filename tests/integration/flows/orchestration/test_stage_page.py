@@ -110,9 +110,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     return run
 
 
-def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(
-    toys: Any, run_toys: Callable[..., Any], pages: Pages
-) -> None:
+def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, pages):
     from infra.launch.torchrun import JobFailed
 
     data = toys.stage("data")
@@ -174,9 +172,7 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     pages.logs(name, "training: resumed at step 5/10")
 
 
-def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
-    toys: Any, server: Server, pages: Pages
-) -> None:
+def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
     from prefect import flow
 
     from flows.building.build import build
@@ -205,9 +201,7 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
     assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
 
 
-def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(
-    server: Server, pages: Pages
-) -> None:
+def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, pages):
     from prefect import flow
 
     from flows.orchestration.stage_page import BackgroundWriter

@@ -5,10 +5,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -25,7 +23,6 @@ from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
-    Caller,
     end,
     make_caller,
     pool,
@@ -39,9 +36,7 @@ __all__ = ["make_caller", "pool", "quick", "threads"]
 pytestmark = pytest.mark.prefect
 
 
-def test_an_order_that_is_being_cancelled_is_not_resumed(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_an_order_that_is_being_cancelled_is_not_resumed(make_caller):
     first, second = make_caller("one"), make_caller("two")
     first.send()
     [run] = first.wait_for_runs(1)
@@ -54,9 +49,7 @@ def test_an_order_that_is_being_cancelled_is_not_resumed(
     result.result()
 
 
-def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
-    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_caller, monkeypatch):
     from datetime import UTC, datetime, timedelta
 
     from flows.orchestration import stage_runs
@@ -79,9 +72,7 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
             result.result()
 
 
-def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_alone(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_alone(make_caller):
     first, second = make_caller("one"), make_caller("two")
     result = first.send()
     [run] = first.wait_for_runs(1)
@@ -99,9 +90,7 @@ def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_al
     assert not result.done()
 
 
-def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(
-    make_caller: Callable[[str], Caller], tmp_path: Path
-) -> None:
+def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(make_caller, tmp_path):
     from tests.support.flows.pools import deploy
 
     deploy(tmp_path, "played-too")
@@ -117,9 +106,7 @@ def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(
     assert f"run:{second.run.run}" in own.tags
 
 
-def test_a_refusal_ends_the_following(
-    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_ends_the_following(make_caller, monkeypatch):
     import httpx
     from prefect.client.orchestration import SyncPrefectClient
 
@@ -134,9 +121,7 @@ def test_a_refusal_ends_the_following(
         caller.send().result()
 
 
-def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(make_caller):
     caller = make_caller("one")
     caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
     with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
@@ -144,7 +129,7 @@ def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
 
 
 @pytest.mark.parametrize("swallows", [True, False])
-def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows: bool) -> None:
+def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows):
     def handler(number: int, frame: object) -> None:
         raise TerminationSignal(signal=number)
 
@@ -167,12 +152,12 @@ def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows: bool) 
         signal.signal(signal.SIGTERM, before)
 
 
-def test_prefect_s_handler_stays_or_it_would_report_a_cancelled_run_as_crashed() -> None:
+def test_prefect_s_handler_stays_or_it_would_report_a_cancelled_run_as_crashed():
     with capture_sigterm(), keeping_signals(threading.Event()):
         assert can_ack_control_intent()
 
 
-def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same() -> None:
+def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same():
     # As one that comes just before the thread blocks: its handler runs when that wakes up.
     stop, waiting = threading.Event(), threading.Event()
     built: Future[Any] = Future()
@@ -205,8 +190,8 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
 
 
 def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     from flows.orchestration import stage_runs
 
     asked: list[int] = []
@@ -226,9 +211,7 @@ def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_bein
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StageInterrupted("cancelled")])
-def test_a_stopped_command_waits_until_its_remote_stages_have_saved(
-    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_command_waits_until_its_remote_stages_have_saved(error, tmp_path, monkeypatch):
     from flows.orchestration import stage_runs
 
     waited: list[Any] = []

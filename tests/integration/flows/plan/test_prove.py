@@ -151,7 +151,7 @@ def make_bench(
 # A stage that trains.
 
 
-def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
+def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     old = git(bench.root, "rev-parse", "HEAD")
     bench.source.write_text(REFACTORED)
@@ -166,7 +166,7 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
     assert bench.said == ["old code: up to 4 steps", "new code: up to 4 steps"]
 
 
-def test_equal_proofs_have_equal_digests(toys: Toys):
+def test_equal_proofs_have_equal_digests(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(REFACTORED)
     commit_all(bench.root)
@@ -176,7 +176,7 @@ def test_equal_proofs_have_equal_digests(toys: Toys):
     assert bench.prove(steps=3).digest != first.digest
 
 
-def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
+def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(LAST_BIT)
     assert bench.prove(steps=2).compared == 3  # it is in the third
@@ -191,7 +191,7 @@ def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
     assert "--gpus 0" in (caught.value.hint or "")
 
 
-def test_a_value_that_is_no_longer_reported_refuses_the_proof(toys: Toys):
+def test_a_value_that_is_no_longer_reported_refuses_the_proof(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(TRAINS.replace("    progress.eval(0, val_loss=1.0)\n", ""))
     with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, missing"):
@@ -230,7 +230,7 @@ INTERRUPTS = """
 """
 
 
-def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
+def test_a_weight_that_no_loss_shows_refuses_the_proof(toys):
     bench = make_bench(toys, SAVES, trains=True)
     bench.source.write_text(SAVES + "\nUNUSED = 1\n")
     proof = bench.prove(steps=3)
@@ -244,20 +244,20 @@ def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys: Toys, trains: bool):
+def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys, trains):
     bench = make_bench(toys, MAKES_FILES, trains=trains)
     bench.source.write_text(MAKES_FILES.replace('("one", "two")', '["one", "two"]'))
     assert bench.prove(steps=50).compared == 2
 
 
-def test_files_and_steps_are_not_compared(toys: Toys):
+def test_files_and_steps_are_not_compared(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(MAKES_FILES)
     with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1\.0 .*, missing with the new"):
         bench.prove(steps=12)  # the new one has ten
 
 
-def test_a_file_that_differs_refuses_the_proof_and_is_named(toys: Toys):
+def test_a_file_that_differs_refuses_the_proof_and_is_named(toys):
     """Its scores over the first steps are equal, by chance."""
     bench = make_bench(toys, MAKES_FILES, trains=False)
     bench.source.write_text(MAKES_FILES.replace("two", "too"))
@@ -265,7 +265,7 @@ def test_a_file_that_differs_refuses_the_proof_and_is_named(toys: Toys):
         bench.prove(steps=3)
 
 
-def test_a_stage_that_makes_nothing_proves_nothing(toys: Toys):
+def test_a_stage_that_makes_nothing_proves_nothing(toys):
     bench = make_bench(toys, "def run(job):\n    return {}\n", trains=False)
     bench.source.write_text("def run(job):\n    return {'a': 1}\n")
     with pytest.raises(ArtifactError, match="nothing that could be compared"):
@@ -280,7 +280,7 @@ def seen(bench: Bench) -> list[str]:
     return [git(bench.root, *words.split()) for words in ("status", "worktree list", "log")]
 
 
-def test_the_repository_is_left_as_it_is(toys: Toys):
+def test_the_repository_is_left_as_it_is(toys):
     bench = make_bench(toys, MAKES_FILES, trains=False)
     for source in (MAKES_FILES + "\nUNUSED = 1\n", "def run(job):\n    raise ValueError\n"):
         bench.source.write_text(source)
@@ -291,7 +291,7 @@ def test_the_repository_is_left_as_it_is(toys: Toys):
         assert seen(bench) == before
 
 
-def test_a_commit_that_is_not_here_is_refused(toys: Toys):
+def test_a_commit_that_is_not_here_is_refused(toys):
     bench = make_bench(toys, TRAINS, trains=True, commit="1" * 40)
     with pytest.raises(ArtifactError, match="git cannot read commit 111111111111") as caught:
         bench.prove()
@@ -299,13 +299,13 @@ def test_a_commit_that_is_not_here_is_refused(toys: Toys):
 
 
 @pytest.mark.parametrize("commit", [None, "HEAD~1", "--help", ""])
-def test_an_artifact_without_a_commit_is_refused(toys: Toys, commit: str | None):
+def test_an_artifact_without_a_commit_is_refused(toys, commit):
     bench = make_bench(toys, TRAINS, trains=True, commit=commit)
     with pytest.raises(ArtifactError, match="built outside git"):
         bench.prove()
 
 
-def test_an_artifact_of_code_that_its_commit_does_not_hold_is_refused(toys: Toys):
+def test_an_artifact_of_code_that_its_commit_does_not_hold_is_refused(toys):
     bench = make_bench(toys, TRAINS, trains=True, dirty=LAST_BIT)
     bench.source.write_text(REFACTORED)
     changed = r"code of toy/\w+: code tasks\.toy_toy changed"
@@ -315,7 +315,7 @@ def test_an_artifact_of_code_that_its_commit_does_not_hold_is_refused(toys: Toys
     assert bench.said == []  # nothing was run
 
 
-def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys: Toys):
+def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.rename(bench.source.with_name("toy_new.py"))
     bench.stage = dataclasses.replace(bench.stage, entry="tasks.toy_new")
@@ -323,7 +323,7 @@ def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys: Toys):
         bench.prove()
 
 
-def test_code_that_is_not_committed_is_refused(toys: Toys):
+def test_code_that_is_not_committed_is_refused(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(REFACTORED)
     with pytest.raises(
@@ -335,9 +335,7 @@ def test_code_that_is_not_committed_is_refused(toys: Toys):
 
 
 @pytest.mark.parametrize("lacking", ["no such file", "fatal: not a git repository"])
-def test_without_git_or_a_repository_there_is_no_proof(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch, lacking: str
-):
+def test_without_git_or_a_repository_there_is_no_proof(toys, monkeypatch, lacking):
     bench = make_bench(toys, TRAINS, trains=True)
     if lacking == "no such file":
         monkeypatch.setenv("PATH", str(bench.toys.home))
@@ -350,7 +348,7 @@ def test_without_git_or_a_repository_there_is_no_proof(
 
 
 @pytest.mark.parametrize("which", ["old", "new"])
-def test_code_that_fails_is_named_with_its_error(toys: Toys, which: str):
+def test_code_that_fails_is_named_with_its_error(toys, which):
     broken = "def run(job):\n    raise ValueError('of its own')\n"
     sources = (broken, TRAINS) if which == "old" else (TRAINS, broken)
     bench = make_bench(toys, sources[0], trains=True)
@@ -360,7 +358,7 @@ def test_code_that_fails_is_named_with_its_error(toys: Toys, which: str):
     assert "--prove" in (caught.value.hint or "")
 
 
-def test_who_interrupts_a_proof_ends_it(toys: Toys):
+def test_who_interrupts_a_proof_ends_it(toys):
     """Ctrl-C comes while the old code runs: its worker ends, and git knows of nothing."""
     bench = make_bench(toys, TRAINS.replace("    for", INTERRUPTS + "    for"), trains=True)
     before = seen(bench)
@@ -372,7 +370,7 @@ def test_who_interrupts_a_proof_ends_it(toys: Toys):
         os.kill(worker, 0)
 
 
-def test_a_job_that_another_process_stops_proves_nothing(toys: Toys):
+def test_a_job_that_another_process_stops_proves_nothing(toys):
     source = "import os, signal\ndef run(job):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     bench = make_bench(toys, source, trains=True)
     with pytest.raises(StageInterrupted):

@@ -85,9 +85,7 @@ def unplug(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.close()
 
 
-def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(
-    hub: HubServer, home: Home
-) -> None:
+def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(hub, home):
     run = home.pin(d12())
     first = run.shards.revision
     assert first is not None
@@ -104,11 +102,11 @@ def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(
     assert home.said == []
 
 
-def test_the_datasets_of_d12_that_are_named_by_a_branch_are_names_that_move() -> None:
+def test_the_datasets_of_d12_that_are_named_by_a_branch_are_names_that_move():
     assert moving_names(d12()) == (f"{TEXT}@main", f"{TALKS}@main")
 
 
-def test_each_name_is_one_request_and_what_is_known_is_none(hub: HubServer, home: Home) -> None:
+def test_each_name_is_one_request_and_what_is_known_is_none(hub, home):
     home.pin(d12())
     assert len(hub.requests) == 2
     pins = home.pins
@@ -118,9 +116,7 @@ def test_each_name_is_one_request_and_what_is_known_is_none(hub: HubServer, home
     assert run.shards.revision == pins[f"{TEXT}@main"]
 
 
-def test_without_a_network_the_last_commit_is_used_and_its_date_said(
-    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_last_commit_is_used_and_its_date_said(hub, home, monkeypatch):
     before = home.pin(d12())
     age(home.path)
     unplug(hub, monkeypatch)
@@ -132,9 +128,7 @@ def test_without_a_network_the_last_commit_is_used_and_its_date_said(
         assert home.said[0].startswith(f"{TEXT}@main is taken to be {commit}, as resolved 20")
 
 
-def test_never_resolved_and_offline_a_plan_says_so_and_a_run_is_refused(
-    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_never_resolved_and_offline_a_plan_says_so_and_a_run_is_refused(hub, home, monkeypatch):
     unplug(hub, monkeypatch)
     assert home.pin(d12(), plan=True) == d12()
     assert [text.partition(" (")[0] for text in home.said] == [
@@ -147,9 +141,7 @@ def test_never_resolved_and_offline_a_plan_says_so_and_a_run_is_refused(
     assert "\n" not in str(error.value)
 
 
-def test_what_the_hubs_client_has_cached_serves_a_home_that_never_asked(
-    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_hubs_client_has_cached_serves_a_home_that_never_asked(hub, home, monkeypatch):
     unplug(hub, monkeypatch)
     for repository in (TEXT, TALKS):
         folder = Path(constants.HF_HUB_CACHE, f"datasets--{repository.replace('/', '--')}", "refs")
@@ -159,15 +151,13 @@ def test_what_the_hubs_client_has_cached_serves_a_home_that_never_asked(
     assert len(home.said) == 2
 
 
-def test_a_branch_that_does_not_exist_is_an_error_also_in_a_plan(
-    hub: HubServer, home: Home
-) -> None:
+def test_a_branch_that_does_not_exist_is_an_error_also_in_a_plan(hub, home):
     run = open_profile("d12", overrides=["shards.revision=gone", "task_data.core_bundle=null"]).run
     with pytest.raises(DataError, match=f"{TEXT} has no such revision"):
         home.pin(run, plan=True)
 
 
-def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub: HubServer, home: Home) -> None:
+def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub, home):
     with WebServer(b"one bundle") as web:
         run = d12(web.url)
         assert home.pin(run, plan=True).task_data.core_bundle_sha256 is None
@@ -193,8 +183,8 @@ def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub: HubServer, home
 
 
 def test_a_plan_takes_the_bundle_that_was_downloaded_while_the_server_has_the_same_one(
-    hub: HubServer, home: Home, tmp_path: Path
-) -> None:
+    hub, home, tmp_path
+):
     elsewhere = Home(tmp_path / "another home")
     with WebServer(b"one bundle") as web:
         first = home.pin(d12(web.url))
@@ -202,9 +192,7 @@ def test_a_plan_takes_the_bundle_that_was_downloaded_while_the_server_has_the_sa
     assert elsewhere.said == []
 
 
-def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_every_run(
-    hub: HubServer, home: Home
-) -> None:
+def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_every_run(hub, home):
     with WebServer(b"one bundle") as web:
         web.has_validator = False
         first = home.pin(d12(web.url))
@@ -214,9 +202,7 @@ def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_ever
     assert web.gets == 2
 
 
-def test_a_bundle_that_cannot_be_resolved_may_be_given_by_its_sha256(
-    hub: HubServer, home: Home
-) -> None:
+def test_a_bundle_that_cannot_be_resolved_may_be_given_by_its_sha256(hub, home):
     with WebServer(b"one bundle") as web:
         run = d12(web.url)
     with pytest.raises(ConfigError, match="stands for is not known") as error:
@@ -229,9 +215,7 @@ def test_a_bundle_that_cannot_be_resolved_may_be_given_by_its_sha256(
     assert given.task_data.core_bundle_sha256 == "a" * 64
 
 
-def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
-    hub: HubServer, home: Home
-) -> None:
+def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(hub, home):
     with WebServer(b"one bundle") as web:
         home.pin(d12(web.url))
         requests = len(hub.requests), web.heads
@@ -255,14 +239,12 @@ def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
             assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
 
 
-def test_asking_for_the_bundle_does_not_load_pyarrow() -> None:
+def test_asking_for_the_bundle_does_not_load_pyarrow():
     code = "import sys, nanochat_core.data.hub.core_bundle; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(
-    hub: HubServer, home: Home, tmp_path: Path
-) -> None:
+def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(hub, home, tmp_path):
     with WebServer(b"one bundle") as web:
         first = home.pin(d12(web.url))
     elsewhere = Home(tmp_path / "another home")
@@ -270,16 +252,14 @@ def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(
     assert "is taken to be" in elsewhere.said[-1]
 
 
-def test_the_record_of_a_run_has_what_names_stood_for(tmp_path: Path) -> None:
+def test_the_record_of_a_run_has_what_names_stood_for(tmp_path):
     store = LocalStore(tmp_path / "store")
     run = dataclasses.replace(RUN, upstream={f"{TEXT}@main": "c" * 40})
     write_run(store, run)
     assert find_run(store, "d12-1") == run
 
 
-def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
-    hub: HubServer, home: Home, tmp_path: Path
-) -> None:
+def test_a_run_that_resumes_keeps_what_its_record_has_pinned(hub, home, tmp_path):
     store = LocalStore(tmp_path / "store")
 
     def pins_of(run_id: str) -> Pins:
@@ -293,9 +273,7 @@ def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
     assert pins_of("d12-2") != first
 
 
-def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
-    hub: HubServer, home: Home, tmp_path: Path
-) -> None:
+def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(hub, home, tmp_path):
     store = LocalStore(tmp_path / "store")
     store.put("runs/d12-1.json", b"half of a rec")
     assert find_record(store, "d12-1", log=home.said.append) is None
@@ -306,7 +284,7 @@ def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
     assert said.endswith("names upstream are resolved again")
 
 
-def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path: Path) -> None:
+def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path):
     store = LocalStore(tmp_path / "store")
     for run, profile, upstream in (
         ("mine-20260101t000000z-0001", "d12", {"a@main": "1", "b@main": "2"}),
@@ -320,11 +298,11 @@ def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path: P
     assert recorded_pins(store, "tiny") == {}
 
 
-def test_no_stage_that_is_ordered_elsewhere_has_a_section_with_names_that_move() -> None:
+def test_no_stage_that_is_ordered_elsewhere_has_a_section_with_names_that_move():
     assert [s.name for s in STAGES if s.compute == "gpu" and SECTIONS & {*s.config}] == []
 
 
-def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_path: Path) -> None:
+def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_path):
     code = (
         "import sys; from pathlib import Path; from flows.profiles import open_profile;"
         "from flows.plan.upstream import pin; run = open_profile('tiny').run;"
@@ -334,7 +312,7 @@ def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_pa
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub: HubServer, tmp_path: Path) -> None:
+def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub, tmp_path):
     home = tmp_path / "home"
     words = [
         "plan",
@@ -366,7 +344,7 @@ def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub: HubServer, tmp_
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
-def test_any_dataset_of_the_hub_is_pinned(hub: HubServer, tmp_path: Path, revision: str | None):
+def test_any_dataset_of_the_hub_is_pinned(hub, tmp_path, revision):
     commit = hub.add("someone/letters", {"a.txt": b"dear"})
     shards = dataclasses.replace(
         d12().shards, source="hub", path="someone/letters/*.txt", revision=revision

@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 from flows.identity.fingerprint import REPOSITORY
 from tests.support.flows.reported import make_inputs
 
 
-def test_the_reports_fingerprint_sees_all_the_code_that_runs(tmp_path: Path):
+def test_the_reports_fingerprint_sees_all_the_code_that_runs(tmp_path):
     """A process of its own: others have loaded what they need."""
     make_inputs(tmp_path)
     script = f"""

@@ -11,7 +11,6 @@ import pytest
 
 from flows.artifacts.runs import find_run
 from infra.launch.torchrun import StageInterrupted
-from tests.support.flows.fixtures import Toys
 from tests.support.flows.house import make_run
 from tests.support.flows.shelf import make_manifest
 from tests.support.flows.toy_sweep import make_stages, toy_sweep
@@ -46,8 +45,8 @@ class Ended:
 
 
 def test_a_sweep_that_is_cancelled_after_a_point_has_finished_begins_no_other_run(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    toys, monkeypatch
+):
     from flows.orchestration import flow_setup
     from flows.sweep import build
     from flows.sweep.plan import units_of

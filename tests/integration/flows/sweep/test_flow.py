@@ -41,9 +41,7 @@ def whole(
     return toys, run_sweep(toys, toy_sweep(VARY), "sweep-whole")
 
 
-def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(
-    whole: tuple[Any, Any],
-) -> None:
+def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     toys, swept = whole
 
     assert (swept.spent.built.stages, swept.spent.cached.stages) == (BUILT, 0)
@@ -70,7 +68,7 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(
     assert again.report == swept.report
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_compared(toys: Any, server: Server) -> None:
+def test_a_run_that_fails_is_named_and_the_others_are_compared(toys, server):
     with pytest.raises(StageError, match=r"1 of 9 runs failed, p2 s1 \(p2 s1 / pretrain: .*diverg"):
         run_sweep(toys, toy_sweep("optimizer.muon_lr=0.03,2"), "sweep-diverged")
 
@@ -79,9 +77,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(toys: Any, server
     assert [point["failed"] for point in points] == [False, False, True]
 
 
-def test_killed_in_the_middle_it_ends_with_the_same_files(
-    whole: tuple[Any, Any], toys: Any
-) -> None:
+def test_killed_in_the_middle_it_ends_with_the_same_files(whole, toys):
     assert run_process(toys, "8") == -signal.SIGKILL  # events: of 13 stages each gives some
     run_sweep(toys, toy_sweep(VARY), "sweep-resumed")
 
@@ -90,9 +86,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(
     assert files_of(toys.home) == expected
 
 
-def test_a_command_gives_the_flow_what_it_has_planned(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_gives_the_flow_what_it_has_planned(server, tmp_path, monkeypatch):
     from flows.orchestration.caller import LocalRun, call_flow, running_locally
     from flows.sweep import build
     from flows.sweep.build import sweep as flow

@@ -8,7 +8,7 @@ from tests.unit.flows.sweep.test_law import EXPONENT, FLOOR, NEXT, loss, planted
 
 
 @pytest.mark.parametrize("noise", [0.0005, 0.01])
-def test_ranges_hold_what_was_planted_as_often_as_they_say(noise: float) -> None:
+def test_ranges_hold_what_was_planted_as_often_as_they_say(noise):
     trials, inside = 30, {"floor": 0, "exponent": 0, "prediction": 0}
     random = np.random.default_rng(7)
     for seed in range(trials):

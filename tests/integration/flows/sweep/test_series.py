@@ -9,7 +9,6 @@ from flows.artifacts.runs import find_run
 from flows.stages import Stage
 from flows.sweep.grid import open_sweep
 from flows.sweep.request import SweepRequest
-from infra.prefect.records import Server
 from nanochat_core.errors import ConfigError, StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
 from tests.support.flows.toy_sweep import run_sweep
@@ -64,9 +63,7 @@ def most_on_the_gpu(toys: Any) -> int:
     return most
 
 
-def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
-    toys: Any, server: Server
-) -> None:
+def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(toys, server):
     swept = run_series(toys, "series-whole")
     assert most_on_the_gpu(toys) == 1
 
@@ -90,9 +87,7 @@ def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
     assert (toys.home / "sweep" / "tiny" / "sweep.html").exists()
 
 
-def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_again(
-    toys: Any, server: Server
-) -> None:
+def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_again(toys, server):
     toys.set_broken("d2")
     with pytest.raises(
         StageError, match=r"1 of 3 runs failed, d2 s42 \(d2 / pretrain: .*broken.*sweep\.html"
@@ -120,7 +115,7 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
     assert swept.report.tree["errors"] == {}
 
 
-def test_the_flow_refuses_a_depth_at_once(server: Server) -> None:
+def test_the_flow_refuses_a_depth_at_once(server):
     from flows.sweep.build import sweep
 
     with pytest.raises(ConfigError, match="depth 0 is not between 1 and 100"):

@@ -39,7 +39,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
         yield cache
 
 
-def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path, cache: Cache):
+def test_what_was_published_is_found_and_fetched(store, tmp_path, cache):
     published = publish_rows(store, tmp_path)
     assert not published.adopted
     manifest = find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
@@ -52,7 +52,7 @@ def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Pa
     assert Manifest.from_json((directory / "manifest.json").read_bytes(), where="") == manifest
 
 
-def test_a_store_that_cannot_be_reached_is_not_an_absent_artifact(tmp_path: Path):
+def test_a_store_that_cannot_be_reached_is_not_an_absent_artifact(tmp_path):
     with pytest.raises(StoreError):
         find_manifest(
             LocalStore(tmp_path / "gone" / "store"), ArtifactRef("rows", ROWS.fingerprint)
@@ -60,13 +60,13 @@ def test_a_store_that_cannot_be_reached_is_not_an_absent_artifact(tmp_path: Path
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 1, "stage": "rows"'])
-def test_a_damaged_manifest_is_not_an_absent_artifact(store: LocalStore, data: bytes):
+def test_a_damaged_manifest_is_not_an_absent_artifact(store, data):
     store.put(f"rows/{ROWS.fingerprint}/manifest.json", data)
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
         find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
 
 
-def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: Path):
+def test_a_manifest_under_another_name_is_refused(store, tmp_path):
     publish_rows(store, tmp_path)
     data = store.get(f"rows/{ROWS.fingerprint}/manifest.json")
     store.put(f"rows/{'0' * 64}/manifest.json", data)
@@ -74,9 +74,7 @@ def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: P
         find_manifest(store, ArtifactRef("rows", "0" * 64))
 
 
-def test_a_second_one_with_other_contents_is_adopted_and_recorded(
-    store: LocalStore, tmp_path: Path, cache: Cache
-):
+def test_a_second_one_with_other_contents_is_adopted_and_recorded(store, tmp_path, cache):
     first = publish_rows(store, tmp_path)
     second = publish_rows(store, tmp_path, train=b"other!")
     assert second.adopted
@@ -90,9 +88,7 @@ def test_a_second_one_with_other_contents_is_adopted_and_recorded(
     assert (directory / "files" / "train.rows").read_bytes() == b"other!"
 
 
-def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
-    store: LocalStore, tmp_path: Path
-):
+def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(store, tmp_path):
     path = write_output(tmp_path) / "shard_00000.parquet"
     write_shard(path, ["one document", "another"], scratch=path.parent.parent)
     first = publish_rows(store, tmp_path)
@@ -104,13 +100,13 @@ def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
     assert publish_rows(store, tmp_path).divergence is not None
 
 
-def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
+def test_progress_of_publishing_adds_up_to_all_bytes(store, tmp_path):
     sizes: list[int] = []
     publish_rows(store, tmp_path, on_bytes=sizes.append)
     assert sum(sizes) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
-def test_what_is_asked_for_again_has_a_place_of_its_own(store: LocalStore, tmp_path: Path):
+def test_what_is_asked_for_again_has_a_place_of_its_own(store, tmp_path):
     old = publish_rows(store, tmp_path).manifest
     new = publish_rows(store, tmp_path, train=b"other!", identity=ROWS.redone(1)).manifest
     assert find_manifest(store, old.ref) == old
@@ -121,7 +117,7 @@ def test_what_is_asked_for_again_has_a_place_of_its_own(store: LocalStore, tmp_p
 
 @pytest.mark.parametrize("checks", [0, 1])
 def test_an_owner_that_lost_its_lease_publishes_nothing_and_does_not_begin_to_upload(
-    store: LocalStore, tmp_path: Path, checks: int
+    store, tmp_path, checks
 ):
     left = iter(range(checks))
 
@@ -135,14 +131,14 @@ def test_an_owner_that_lost_its_lease_publishes_nothing_and_does_not_begin_to_up
     assert bool(list(store.list(""))) == bool(checks)
 
 
-def test_asked_for_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
+def test_asked_for_again_with_the_same_bytes_is_no_divergence(store, tmp_path):
     old = publish_rows(store, tmp_path).manifest
     new = publish_rows(store, tmp_path, identity=ROWS.redone(1)).manifest
     assert new.digest == old.digest
     assert new.divergences == ()
 
 
-def test_a_stage_that_left_nothing_publishes_nothing(store: LocalStore, tmp_path: Path):
+def test_a_stage_that_left_nothing_publishes_nothing(store, tmp_path):
     (tmp_path / "output").mkdir()
     with pytest.raises(ArtifactError, match="left no files"):
         publish(
@@ -156,9 +152,7 @@ def test_a_stage_that_left_nothing_publishes_nothing(store: LocalStore, tmp_path
         )
 
 
-def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
-    store: LocalStore, tmp_path: Path
-):
+def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(store, tmp_path):
     output = write_output(tmp_path)
     (output / "link").symlink_to("/etc/passwd")
     with pytest.raises(ArtifactError, match="not a plain file"):
@@ -174,7 +168,7 @@ def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
     assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
-def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path):
+def test_old_artifacts_are_listed_newest_first(store, tmp_path):
     for day in (3, 1, 2):
         output = write_output(tmp_path)
         provenance = dataclasses.replace(PROVENANCE, created=f"2026-11-0{day}T00:00:00Z")

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
-from flows.identity.manifest import Manifest
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
-from tests.support.flows.stores import CountingStore, DyingStore
+from tests.support.flows.stores import DyingStore
 from tests.unit.flows.artifacts.test_cache_room import cache, manifest, names, store
 
 __all__ = ["cache", "manifest", "store"]
 
 
-def test_a_whole_copy_needs_no_store(store: CountingStore, cache: Cache, manifest: Manifest):
+def test_a_whole_copy_needs_no_store(store, cache, manifest):
     directory = fetch(store, manifest, cache)
     assert len(store.fetched) == 4
     for file in manifest.files:
@@ -25,7 +24,7 @@ def test_a_whole_copy_needs_no_store(store: CountingStore, cache: Cache, manifes
     assert cache.find_copy(manifest) == directory
 
 
-def test_a_copy_that_is_not_there_is_not_found(cache: Cache, manifest: Manifest):
+def test_a_copy_that_is_not_there_is_not_found(cache, manifest):
     assert cache.find_copy(manifest) is None
     assert not cache.directory.exists()
 
@@ -33,7 +32,7 @@ def test_a_copy_that_is_not_there_is_not_found(cache: Cache, manifest: Manifest)
 @pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone", "a directory"])
 @pytest.mark.parametrize("name", ["files/train.rows", "logs/events.jsonl", "manifest.json"])
 def test_what_is_damaged_in_a_copy_is_fetched_again_and_nothing_else(
-    store: CountingStore, cache: Cache, manifest: Manifest, kind: str, name: str
+    store, cache, manifest, kind, name
 ):
     directory = fetch(store, manifest, cache)
     whole = (directory / name).read_bytes()
@@ -60,9 +59,7 @@ def test_what_is_damaged_in_a_copy_is_fetched_again_and_nothing_else(
 
 
 @pytest.mark.parametrize("intruder", ["files/extra", "files/sub/extra", "logs/link", "files/dir"])
-def test_what_is_too_much_in_a_copy_is_removed(
-    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest, intruder: str
-):
+def test_what_is_too_much_in_a_copy_is_removed(store, cache, tmp_path, manifest, intruder):
     directory = fetch(store, manifest, cache)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "mine").write_text("mine")
@@ -79,7 +76,7 @@ def test_what_is_too_much_in_a_copy_is_removed(
 
 @pytest.mark.parametrize("link", ["", "files", "files/sub", "files/train.rows", "logs"])
 def test_a_link_in_the_cache_is_replaced_and_what_it_points_at_left_alone(
-    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest, link: str
+    store, cache, tmp_path, manifest, link
 ):
     directory = fetch(store, manifest, cache)
     elsewhere = tmp_path / "elsewhere"
@@ -93,9 +90,7 @@ def test_a_link_in_the_cache_is_replaced_and_what_it_points_at_left_alone(
     assert elsewhere.is_file() or (elsewhere / "mine").read_text() == "mine"
 
 
-def test_a_stage_of_the_cache_that_is_a_link_is_refused(
-    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest
-):
+def test_a_stage_of_the_cache_that_is_a_link_is_refused(store, cache, tmp_path, manifest):
     (tmp_path / "elsewhere").mkdir()
     cache.directory.mkdir()
     (cache.directory / "rows").symlink_to(tmp_path / "elsewhere")
@@ -104,7 +99,7 @@ def test_a_stage_of_the_cache_that_is_a_link_is_refused(
     assert names(tmp_path / "elsewhere") == []
 
 
-def test_a_cache_that_cannot_be_written_says_so(store: CountingStore, manifest: Manifest):
+def test_a_cache_that_cannot_be_written_says_so(store, manifest):
     with (
         Cache(Path("/proc/nowhere"), GIGABYTE) as cache,
         pytest.raises(ArtifactError, match="cannot be written") as caught,
@@ -113,9 +108,7 @@ def test_a_cache_that_cannot_be_written_says_so(store: CountingStore, manifest: 
     assert "NANOCHAT_HOME" in (caught.value.hint or "")
 
 
-def test_an_interrupted_fetch_is_resumed(
-    store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_fetch_is_resumed(store, cache, tmp_path, monkeypatch):
     manifest = publish_rows(store, tmp_path).manifest
     monkeypatch.setattr("flows.artifacts.transfer.THREADS", 1)
     dying = DyingStore(tmp_path / "store")
@@ -132,9 +125,7 @@ def test_an_interrupted_fetch_is_resumed(
     assert names(directory / "files") == ["rows.json", "sub", "train.rows"]
 
 
-def test_a_fetched_file_is_not_the_stores_own_to_write(
-    store: CountingStore, cache: Cache, manifest: Manifest
-):
+def test_a_fetched_file_is_not_the_stores_own_to_write(store, cache, manifest):
     path = fetch(store, manifest, cache) / "files" / "train.rows"
     if os.geteuid() == 0:  # nothing stops root from writing, so root's copy is its own
         path.write_bytes(b"scribble")

@@ -59,7 +59,7 @@ def set_last_use(cache: Cache, manifest: Manifest, seconds: float) -> None:
     os.utime(path, (seconds, seconds))
 
 
-def test_room_is_made_by_dropping_what_was_used_longest_ago(store: CountingStore, tmp_path: Path):
+def test_room_is_made_by_dropping_what_was_used_longest_ago(store, tmp_path):
     manifests = [publish_block(store, tmp_path, number) for number in range(4)]
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         for manifest in manifests[:3]:
@@ -73,9 +73,7 @@ def test_room_is_made_by_dropping_what_was_used_longest_ago(store: CountingStore
     assert cached(cache, *manifests) == [0, 2, 3]
 
 
-def test_the_one_just_fetched_stays_though_it_alone_is_over_the_limit(
-    store: CountingStore, tmp_path: Path
-):
+def test_the_one_just_fetched_stays_though_it_alone_is_over_the_limit(store, tmp_path):
     manifests = [publish_block(store, tmp_path, number) for number in range(2)]
     for number, manifest in enumerate(manifests):
         with Cache(tmp_path / "cache", 0) as cache:
@@ -89,7 +87,7 @@ def test_the_one_just_fetched_stays_though_it_alone_is_over_the_limit(
     ]
 
 
-def test_closing_a_cache_is_the_last_use(store: CountingStore, cache: Cache, manifest: Manifest):
+def test_closing_a_cache_is_the_last_use(store, cache, manifest):
     fetch(store, manifest, cache)
     set_last_use(cache, manifest, 1000)
     cache.close()
@@ -97,9 +95,7 @@ def test_closing_a_cache_is_the_last_use(store: CountingStore, cache: Cache, man
     assert path.stat().st_mtime > 1000
 
 
-def test_a_file_shared_with_the_store_takes_no_room(
-    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_shared_with_the_store_takes_no_room(store, tmp_path, monkeypatch):
     shared, other = (publish_block(store, tmp_path, number) for number in range(2))
     own_as_user(tmp_path / "store", monkeypatch)
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
@@ -115,9 +111,7 @@ def test_a_file_shared_with_the_store_takes_no_room(
     assert cached(cache, shared, other) == [1]
 
 
-def test_strangers_in_the_cache_are_left_alone(
-    store: CountingStore, cache: Cache, manifest: Manifest
-):
+def test_strangers_in_the_cache_are_left_alone(store, cache, manifest):
     fetch(store, manifest, cache)
     cache.close()
     (cache.directory / "rows" / "notes").mkdir()
@@ -132,9 +126,7 @@ def test_strangers_in_the_cache_are_left_alone(
 # Several processes.
 
 
-def test_waiting_for_another_process_that_fetches_can_be_stopped(
-    store: CountingStore, cache: Cache, manifest: Manifest
-):
+def test_waiting_for_another_process_that_fetches_can_be_stopped(store, cache, manifest):
     directory = cache.use(manifest)
     told: list[int] = []
 
@@ -154,7 +146,7 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(
 
 
 def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
-    store: CountingStore, cache: Cache, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    store, cache, manifest, monkeypatch
 ):
     fetch(store, manifest, cache)
     cache.close()

@@ -77,7 +77,7 @@ def steps_of(job: Job) -> list[str]:
     return sorted(path.name for path in job.checkpoints.glob("*"))
 
 
-def test_another_machine_resumes_from_the_newest(store: LocalStore, here: Job, there: Job):
+def test_another_machine_resumes_from_the_newest(store, here, there):
     for step in (100, 200):
         send_one(store, here, step)
     told: list[str] = []
@@ -96,7 +96,7 @@ def test_another_machine_resumes_from_the_newest(store: LocalStore, here: Job, t
 
 
 def test_what_a_resumed_job_logs_does_not_change_the_stored_checkpoint(
-    store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
+    store, here, there, monkeypatch
 ):
     send_one(store, here, 100)
     own_as_user(path_of(store, ""), monkeypatch)  # a fetch makes hard links
@@ -110,18 +110,14 @@ def test_what_a_resumed_job_logs_does_not_change_the_stored_checkpoint(
     assert steps_of(third) == ["step-0000100"]
 
 
-def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(
-    store: LocalStore, here: Job, there: Job
-):
+def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(store, here, there):
     send_one(store, here, 100)
     save(there, 150)
     restore(store, there, log=pytest.fail)
     assert steps_of(there) == ["step-0000150"]
 
 
-def test_a_newer_one_of_its_own_that_is_damaged_does_not_count(
-    store: LocalStore, here: Job, there: Job
-):
+def test_a_newer_one_of_its_own_that_is_damaged_does_not_count(store, here, there):
     send_one(store, here, 100)
     (save(there, 150) / "tensors.safetensors").write_bytes(b"half")
     restore(store, there, log=lambda text: None)
@@ -140,7 +136,7 @@ def place_of(store: LocalStore, job: Job, step: int) -> str:
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "commit"])
 def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
-    store: LocalStore, here: Job, there: Job, damage: str
+    store, here, there, damage
 ):
     for step in (100, 200):
         send_one(store, here, step)
@@ -168,7 +164,7 @@ def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
     assert is_whole(third.checkpoints / "step-0000200")
 
 
-def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: Job, there: Job):
+def test_sending_again_leaves_what_was_committed_alone(store, here, there):
     directory = save(here, 100)
     for _ in range(2):  # the answer to the first was lost, say
         send(store, here, directory, owner="me", fencing_token=1, check_lease=lambda: None)
@@ -179,9 +175,7 @@ def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: 
     assert told == ["fetching checkpoint step 100/900 from the store"]
 
 
-def test_a_commit_that_would_leave_its_directory_is_refused(
-    store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there, monkeypatch):
     from flows.artifacts import checkpoint_records, checkpoints
 
     send_one(store, here, 100)
@@ -196,7 +190,7 @@ def test_a_commit_that_would_leave_its_directory_is_refused(
     assert not list(there.directory.parent.rglob("evil"))
 
 
-def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalStore, here: Job):
+def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store, here):
     asked: list[int] = []
 
     def check_lease() -> None:
@@ -210,9 +204,7 @@ def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalSt
     assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
 
 
-def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(
-    tmp_path: Path, here: Job
-):
+def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(tmp_path, here):
     class Dying(LocalStore):
         def delete(self, key: str) -> None:
             super().delete(key)
@@ -228,9 +220,7 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(
     assert list(again.list("pretrain/")) == []
 
 
-def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
-    store: LocalStore, here: Job, there: Job
-) -> None:
+def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(store, here, there):
     for step in (700, 800):
         send_one(store, here, step)
     for commit in path_of(store, here.stage).rglob("COMMIT.json"):
@@ -264,9 +254,7 @@ LOOKS: dict[str, Callable[[LocalStore, Job], object]] = {
 
 
 @pytest.mark.parametrize("use", LOOKS)
-def test_a_local_checkpoint_of_another_format_is_refused_and_stays(
-    store: LocalStore, here: Job, there: Job, use: str
-) -> None:
+def test_a_local_checkpoint_of_another_format_is_refused_and_stays(store, here, there, use):
     send_one(store, here, 100)
     committed = save(there, 100) / "COMMIT.json"
     committed.write_text('{"format": 7, "shards": ["in another layout"]}')
@@ -278,9 +266,7 @@ def test_a_local_checkpoint_of_another_format_is_refused_and_stays(
 
 
 @pytest.mark.parametrize("part", ["record", "commit"])
-def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
-    store: LocalStore, here: Job, there: Job, part: str
-) -> None:
+def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(store, here, there, part):
     from flows.artifacts import checkpoint_records, checkpoints
 
     for step in (100, 200):  # the older one: nothing may prune it

@@ -61,29 +61,25 @@ def contents(directory: Path) -> dict[str, bytes]:
         ("./tokenizer/b/", ["tokenizer/b/c.bin"]),
     ],
 )
-def test_a_file_or_a_folder_is_chosen_by_its_path(
-    manifest: Manifest, path: str | None, names: list[str]
-):
+def test_a_file_or_a_folder_is_chosen_by_its_path(manifest, path, names):
     assert [file.path for file in choose_files(manifest, path)] == names
 
 
 @pytest.mark.parametrize("path", ["config", "token", "a.json", "../config.json", "tokenizer/x"])
-def test_for_a_path_that_is_not_there_it_says_what_is(manifest: Manifest, path: str):
+def test_for_a_path_that_is_not_there_it_says_what_is(manifest, path):
     with pytest.raises(ArtifactError, match=f"there is no '{path}' in sft/") as caught:
         choose_files(manifest, path)
     assert caught.value.hint == "in it: config.json, tokenizer/"
 
 
-def test_of_many_names_the_first_are_said(store: CountingStore, tmp_path: Path):
+def test_of_many_names_the_first_are_said(store, tmp_path):
     many = publish_files(store, "shards", {f"s{n:03}": b"x" for n in range(40)}, tmp_path)
     with pytest.raises(ArtifactError) as caught:
         choose_files(many, "nothing")
     assert (caught.value.hint or "").endswith("s011 and 28 more")
 
 
-def test_a_new_directory_appears_with_all_files(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_a_new_directory_appears_with_all_files(store, manifest, tmp_path):
     target = tmp_path / "new" / "mine"
     copied = copy(store, manifest, target)
     assert contents(target) == FILES
@@ -94,9 +90,7 @@ def test_a_new_directory_appears_with_all_files(
     assert store.get(manifest.files[0].key) == b"{}"
 
 
-def test_only_what_was_chosen_is_fetched_and_the_rest_can_follow(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_only_what_was_chosen_is_fetched_and_the_rest_can_follow(store, manifest, tmp_path):
     target = tmp_path / "mine"
     copy(store, manifest, target, "tokenizer")
     assert len(store.fetched) == 2
@@ -107,9 +101,7 @@ def test_only_what_was_chosen_is_fetched_and_the_rest_can_follow(
     assert contents(target) == FILES
 
 
-def test_a_complete_copy_is_read_and_nothing_is_written_or_fetched(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_a_complete_copy_is_read_and_nothing_is_written_or_fetched(store, manifest, tmp_path):
     target = tmp_path / "mine"
     copy(store, manifest, target)
     (target / "notes").write_text("mine")
@@ -121,9 +113,7 @@ def test_a_complete_copy_is_read_and_nothing_is_written_or_fetched(
     assert {path: path.stat().st_mtime_ns for path in [target, *target.rglob("*")]} == before
 
 
-def test_a_file_that_differs_is_never_overwritten(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_a_file_that_differs_is_never_overwritten(store, manifest, tmp_path):
     target = tmp_path / "mine"
     target.mkdir()
     (target / "config.json").write_text("mine")
@@ -135,9 +125,7 @@ def test_a_file_that_differs_is_never_overwritten(
     assert contents(target) == {**FILES, "config.json": b"mine"}
 
 
-def test_what_is_no_directory_is_never_written_into(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_what_is_no_directory_is_never_written_into(store, manifest, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     for name in ("file", "broken"):
@@ -157,9 +145,7 @@ def test_what_is_no_directory_is_never_written_into(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_link_to_a_directory_is_followed_as_the_person_meant(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_a_link_to_a_directory_is_followed_as_the_person_meant(store, manifest, tmp_path):
     (tmp_path / "large-disk").mkdir()
     (tmp_path / "mine").symlink_to(tmp_path / "large-disk")
     copy(store, manifest, tmp_path / "mine")
@@ -178,9 +164,7 @@ def interrupted(
     return tmp_path / "mine"
 
 
-def test_an_interrupted_copy_is_resumed(
-    store: CountingStore, manifest: Manifest, interrupted: Path
-):
+def test_an_interrupted_copy_is_resumed(store, manifest, interrupted):
     copied = copy(store, manifest, interrupted)
     assert len(store.fetched) == len(copied.fetched) == 2
     assert contents(interrupted) == FILES
@@ -188,16 +172,14 @@ def test_an_interrupted_copy_is_resumed(
 
 
 def test_what_an_interrupted_copy_of_another_artifact_left_is_not_mixed_in(
-    store: CountingStore, tmp_path: Path, interrupted: Path
+    store, tmp_path, interrupted
 ):
     other = publish_files(store, "rl", {"other.json": b"{}"}, tmp_path)
     copy(store, other, interrupted)
     assert contents(interrupted) == {"other.json": b"{}"}
 
 
-def test_two_copies_to_one_place_do_not_disturb_each_other(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
-):
+def test_two_copies_to_one_place_do_not_disturb_each_other(store, manifest, tmp_path):
     class Second(CountingStore):
         """While the first copy runs, another is started."""
 
@@ -214,7 +196,7 @@ def test_two_copies_to_one_place_do_not_disturb_each_other(
 
 
 def test_files_that_the_cache_has_are_not_fetched_unless_they_are_damaged(
-    store: CountingStore, manifest: Manifest, tmp_path: Path
+    store, manifest, tmp_path
 ):
     cached = tmp_path / "cached"
     for name, data in FILES.items():

@@ -111,14 +111,14 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def test_an_artifact_of_the_format_before_is_found(store: LocalStore) -> None:
+def test_an_artifact_of_the_format_before_is_found(store):
     found = find_manifest(store, ArtifactRef("eval", FINGERPRINT))
 
     assert found is not None
     assert found.files[0].content is None
 
 
-def test_a_run_of_the_format_before_is_found_and_written_in_todays(store: LocalStore) -> None:
+def test_a_run_of_the_format_before_is_found_and_written_in_todays(store):
     found = runs.find_run(store, "tiny-1-a")
 
     assert found is not None
@@ -129,11 +129,11 @@ def test_a_run_of_the_format_before_is_found_and_written_in_todays(store: LocalS
     assert runs.find_run(store, "tiny-1-a") == found
 
 
-def test_a_checkpoint_of_the_format_before_is_found(store: LocalStore) -> None:
+def test_a_checkpoint_of_the_format_before_is_found(store):
     assert find_steps(store, ArtifactRef("eval", FINGERPRINT)) == (100, 200)
 
 
-def test_a_result_of_the_format_before_is_read_and_a_later_one_refused(tmp_path: Path) -> None:
+def test_a_result_of_the_format_before_is_read_and_a_later_one_refused(tmp_path):
     tree = {"format": 1, "status": "finished", "metrics": {"loss": 1.0}, "modules": ["tasks.kinds"]}
     write_json(tmp_path / "result.json", tree)
     found = Result.find(tmp_path)
@@ -150,9 +150,7 @@ def test_a_result_of_the_format_before_is_read_and_a_later_one_refused(tmp_path:
 @pytest.mark.parametrize(
     ("key", "name"), list(zip(PLACES, ("manifest", "run", "checkpoint"), strict=True))
 )
-def test_a_record_of_the_next_format_is_refused_by_its_number(
-    store: LocalStore, key: str, name: str
-) -> None:
+def test_a_record_of_the_next_format_is_refused_by_its_number(store, key, name):
     tree = {
         field: value for field, value in PLACES[key].items() if field not in ("check", "format")
     }
@@ -172,7 +170,7 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
     assert "delete" not in (caught.value.hint or "")
 
 
-def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) -> None:
+def test_what_the_version_before_cannot_read_has_another_number(tmp_path):
     store = LocalStore(tmp_path)
     put_run(store, "tiny-2")
     records = [make_manifest("eval").to_json(), store.get("runs/tiny-2.json")]
@@ -182,7 +180,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
     assert (revocations.FORMAT, redo.FORMAT) == (3, 1)
 
 
-def test_a_revocation_of_the_format_before_is_refused_in_a_line(store: LocalStore) -> None:
+def test_a_revocation_of_the_format_before_is_refused_in_a_line(store):
     """It named one build of a fingerprint, which would be another artifact today."""
     ref = ArtifactRef("eval", FINGERPRINT)
     tree = {"why": "x", "when": "2026-11-21T05:53:38Z", "who": "a@b", "owner": "a", "epoch": 1}
@@ -192,7 +190,7 @@ def test_a_revocation_of_the_format_before_is_refused_in_a_line(store: LocalStor
         revocations.find_revocation(store, ref)
 
 
-def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path) -> None:
+def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path):
     path, me = tmp_path / "lock", this_process()
     with path.open("a") as file:
         me.write(file)
@@ -203,7 +201,7 @@ def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path
         assert ProcessRef.find(path) is None
 
 
-def test_a_lease_that_the_version_before_held_is_taken_over(store: LocalStore) -> None:
+def test_a_lease_that_the_version_before_held_is_taken_over(store):
     ref = ArtifactRef("eval", FINGERPRINT)
     store.put(ref.lease_key, encode_record({**LEASE, "format": 2}, format=2))
 

@@ -44,7 +44,7 @@ def refusal(ask: Callable[[], object]) -> tuple[str, str]:
 # STAGE@NAME.
 
 
-def test_a_name_finds_the_latest_run_that_made_the_stage(store: Counting):
+def test_a_name_finds_the_latest_run_that_made_the_stage(store):
     old, new = put(store, "sft", 1), put(store, "sft", 2)
     put_run(store, "tiny-1-a", old)
     assert open_artifact(store, "sft@tiny") == old
@@ -56,7 +56,7 @@ def test_a_name_finds_the_latest_run_that_made_the_stage(store: Counting):
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
-def test_an_unfinished_run_takes_no_name_from_a_finished_one(store: Counting, status: str):
+def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, status):
     good, partial = put(store, "sft", 1), put(store, "sft", 2)
     further, report = put(store, "rl", 2), put(store, "report", 2)
     first = put_run(store, "tiny-1-a", good)
@@ -75,7 +75,7 @@ def test_an_unfinished_run_takes_no_name_from_a_finished_one(store: Counting, st
 
 
 @pytest.mark.parametrize("name", ["tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a"])
-def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store: Counting, name: str):
+def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store, name):
     put_run(store, "tiny-1-a", put(store, "sft", 1), put(store, "rl", 1))
     gone = put(store, "rl", 2)
     put_run(store, "tiny-2-a", put(store, "sft", 2), gone)
@@ -87,9 +87,7 @@ def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store: Counting
     assert open_artifact(store, "sft@main").stage == "sft"
 
 
-def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_called(
-    store: Counting,
-):
+def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_called(store):
     put_run(store, "tiny-d4-20260101t000000z-0a1b", name="tiny-d4")
     put_run(store, "tiny-1a2b3c-20260101t000000z-0a1b", name="tiny-1a2b3c")
     hint = "nanochat run tiny; with other settings it was run as tiny-1a2b3c, tiny-d4"
@@ -98,7 +96,7 @@ def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_cal
     assert refusal(lambda: open_artifact(store, "sft@tiny"))[1] == f"make one: {hint}"
 
 
-def test_an_unknown_artifact_is_answered_with_what_exists(store: Counting):
+def test_an_unknown_artifact_is_answered_with_what_exists(store):
     def answer(name: str) -> tuple[str, str]:
         error, hint = refusal(lambda: open_artifact(store, name))
         assert error == f"there is no {name} in {store.url}"
@@ -114,14 +112,14 @@ def test_an_unknown_artifact_is_answered_with_what_exists(store: Counting):
 
 
 @pytest.mark.parametrize("name", ["sft@", "@tiny", "@", "sft@../x", "sft@a b", "sft@tiny@tiny"])
-def test_what_is_no_name_is_refused(store: Counting, name: str):
+def test_what_is_no_name_is_refused(store, name):
     with pytest.raises(ConfigError):
         open_artifact(store, name)
     assert store.gets == []
 
 
 @pytest.mark.parametrize("name", ["sfx@tiny", "sfx/1a2b", "../sft@tiny", "/sft/1a2b", "../../1a2b"])
-def test_a_stage_that_is_none_is_refused(store: Counting, name: str):
+def test_a_stage_that_is_none_is_refused(store, name):
     assert refusal(lambda: open_artifact(store, name))[0].startswith("there is no stage '")
     assert (store.gets, store.lists) == ([], [])
 
@@ -129,7 +127,7 @@ def test_a_stage_that_is_none_is_refused(store: Counting, name: str):
 # STAGE/FINGERPRINT.
 
 
-def test_a_prefix_costs_one_listing_of_what_lies_under_it(store: Counting):
+def test_a_prefix_costs_one_listing_of_what_lies_under_it(store):
     manifest = put(store, "sft")
     store.put(f"sft/{manifest.fingerprint}/files/a/manifest.json", b"a file called so")
     digits = manifest.fingerprint[:4]
@@ -141,7 +139,7 @@ def test_a_prefix_costs_one_listing_of_what_lies_under_it(store: Counting):
     assert store.lists == []
 
 
-def test_an_ambiguous_prefix_lists_the_candidates(store: Counting):
+def test_an_ambiguous_prefix_lists_the_candidates(store):
     one, other = two_alike("sft", run="tiny-7", created="2026-11-21T09:00:00Z")
     put_artifact(store, one)
     name = f"sft/{one.fingerprint[:4]}"
@@ -159,7 +157,7 @@ def test_an_ambiguous_prefix_lists_the_candidates(store: Counting):
     assert open_artifact(store, second.name) == second
 
 
-def test_an_unknown_prefix_says_where_to_look(store: Counting):
+def test_an_unknown_prefix_says_where_to_look(store):
     put(store, "sft")
     store.put("sft/0000/manifest.json", b"no fingerprint")
     store.put(f"sft/{'0' * 64}/files/a/data", b"never finished")
@@ -176,14 +174,14 @@ def test_an_unknown_prefix_says_where_to_look(store: Counting):
         *("1a2b ", "1a2b\n", "1a2b\0", "\u0661\u0662\u0663\u0664"),
     ],
 )
-def test_what_is_no_fingerprint_is_refused(store: Counting, digits: str):
+def test_what_is_no_fingerprint_is_refused(store, digits):
     error, hint = refusal(lambda: open_artifact(store, f"sft/{digits}"))
     assert error == f"{digits!a} is not the beginning of a fingerprint"
     assert "4 digits or more" in hint
     assert (store.gets, store.lists) == ([], [])
 
 
-def test_a_damaged_manifest_is_named(store: Counting):
+def test_a_damaged_manifest_is_named(store):
     manifest = put(store, "sft")
     put_run(store, "tiny-1", manifest)
     key = f"sft/{manifest.fingerprint}/manifest.json"
@@ -195,7 +193,7 @@ def test_a_damaged_manifest_is_named(store: Counting):
 # Plain names.
 
 
-def test_a_plain_name_is_the_furthest_trained_chat_model(store: Counting):
+def test_a_plain_name_is_the_furthest_trained_chat_model(store):
     mid, sft, rl, other = (put(store, s) for s in ("midtrain", "sft", "rl", "pretrain"))
     put_run(store, "tiny-1-a", mid, sft, rl)
     assert open_artifact(store, "tiny") == rl
@@ -212,7 +210,7 @@ def test_a_plain_name_is_the_furthest_trained_chat_model(store: Counting):
     assert hint == "see `nanochat ls base`"
 
 
-def test_the_newest_run_is_enough_when_it_went_to_the_end(store: Counting):
+def test_the_newest_run_is_enough_when_it_went_to_the_end(store):
     rl = put(store, "rl")
     for number in range(30):
         put_run(store, f"tiny-{number + 10}-a", rl)
@@ -224,7 +222,7 @@ def test_the_newest_run_is_enough_when_it_went_to_the_end(store: Counting):
 # Runs.
 
 
-def test_a_run_is_found_by_every_name_that_leads_to_it(store: Counting):
+def test_a_run_is_found_by_every_name_that_leads_to_it(store):
     old, new = put(store, "sft", 1), put(store, "sft", 2)
     first = put_run(store, "tiny-1", old)
     second = put_run(store, "tiny-2", new)
@@ -237,7 +235,7 @@ def test_a_run_is_found_by_every_name_that_leads_to_it(store: Counting):
     assert open_run(store, old.name) == first
 
 
-def test_the_run_of_an_artifact_has_to_know_it(store: Counting):
+def test_the_run_of_an_artifact_has_to_know_it(store):
     manifest = put(store, "sft")
     error, hint = refusal(lambda: open_run(store, manifest.name))
     assert error.startswith(f"run tiny-1 has no record in {store.url}")
@@ -247,7 +245,7 @@ def test_the_run_of_an_artifact_has_to_know_it(store: Counting):
     assert "nanochat status" in hint
 
 
-def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store: Counting):
+def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store):
     assert refusal(lambda: open_run(store, "xyz"))[1] == "nothing was run yet: nanochat run tiny"
     assert refusal(lambda: open_run(store, "tinny"))[1] == "did you mean the profile 'tiny'?"
     put_run(store, "best-20260101t000000z-0a1b", name="best")
@@ -263,7 +261,7 @@ def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store: 
 # Models.
 
 
-def test_a_revoked_artifact_is_used_only_by_its_very_fingerprint(store: Counting, tmp_path: Path):
+def test_a_revoked_artifact_is_used_only_by_its_very_fingerprint(store, tmp_path):
     sft = put(store, "sft")
     put_run(store, "tiny-1", sft)
     revoke(store, sft, why="trained on test data", who="ann@desk", when="2026-11-21T07:00:00Z")
@@ -279,7 +277,7 @@ def test_a_revoked_artifact_is_used_only_by_its_very_fingerprint(store: Counting
     assert said == [f"{sft.name}, revoked 2026-11-21T07:00:00Z by ann@desk: trained on test data"]
 
 
-def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store: Counting):
+def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store):
     mid = put(store, "midtrain")
     sft = put_artifact(store, make_manifest("sft", inputs={"midtrain": mid}))
     said: list[str] = []
@@ -292,13 +290,13 @@ def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store: Cou
     ]
 
 
-def test_only_models_are_opened_as_such(store: Counting, tmp_path: Path):
+def test_only_models_are_opened_as_such(store, tmp_path):
     put_run(store, "tiny-1", put(store, "tokens"))
     with pytest.raises(ModelError, match="tokens@tiny is not a model"):
         open_model(store, "tokens@tiny", cache=Cache(tmp_path, 1), warn=print)
 
 
-def test_a_directory_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_directory_comes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("tiny", "sft@tiny", "sft/1a2b", "sft/zz"):
         assert find_directory(name) is None

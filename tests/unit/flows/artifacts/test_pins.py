@@ -57,29 +57,27 @@ def collect(store: MemoryStore) -> held_lease.HeldLease:
     return held
 
 
-def test_without_a_collection_a_pin_is_one_record(store: MemoryStore):
+def test_without_a_collection_a_pin_is_one_record(store):
     assert Waiter(store, looks=0).reserve() == ["record"]
 
 
-def test_a_collection_is_waited_for_and_what_was_said_during_it_is_said_again(store: MemoryStore):
+def test_a_collection_is_waited_for_and_what_was_said_during_it_is_said_again(store):
     did = Waiter(store, looks=3).reserve()
     assert did == ["record", "tell", "pause", "pause", "pause", "record"]
 
 
-def test_who_said_it_during_the_next_collection_waits_for_that_too(store: MemoryStore):
+def test_who_said_it_during_the_next_collection_waits_for_that_too(store):
     did = Waiter(store, looks=1, again=1).reserve()
     assert did == ["record", "tell", "pause", "record", "tell", "pause", "record"]
 
 
-def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_lasts(
-    store: MemoryStore,
-):
+def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_lasts(store):
     began = store.now
     Waiter(store, looks=-1).reserve()
     assert lease.TTL < store.now - began < lease.TTL + 5
 
 
-def test_waiting_ends_when_the_run_is_stopped(store: MemoryStore):
+def test_waiting_ends_when_the_run_is_stopped(store):
     collect(store)
 
     def stop(seconds: float) -> None:
@@ -89,7 +87,7 @@ def test_waiting_ends_when_the_run_is_stopped(store: MemoryStore):
         wait_for_sweep(store, log=lambda text: None, pause=stop)
 
 
-def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: MemoryStore):
+def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store):
     waiter = Waiter(store, looks=0)
     places = [ArtifactRef("rows", "a" * 64), ArtifactRef("sft", "b" * 64)]
     seen: list[Pin | None] = []
@@ -106,7 +104,7 @@ def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: Memor
     assert find_pin(store, f"{PINS}1.json") is None
 
 
-def test_a_pin_that_is_none_is_named(store: MemoryStore):
+def test_a_pin_that_is_none_is_named(store):
     store.put(f"{PINS}1.json", encode_record({"artifacts": 3, "why": ""}, format=1))
     with pytest.raises(ArtifactError, match=f"{PINS}1.json is not a pin"):
         find_pin(store, f"{PINS}1.json")

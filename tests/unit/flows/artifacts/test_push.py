@@ -22,9 +22,7 @@ from tests.support.flows.senders import MODEL, Sink, check_same, send
 from tests.support.flows.shelf import put_artifact, put_run
 
 
-def test_a_run_arrives_with_all_its_artifacts_and_its_record(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
+def test_a_run_arrives_with_all_its_artifacts_and_its_record(source, target, artifacts, tmp_path):
     pushed = send(source, target, "tiny")
     assert len(pushed.lacking.items) == 6  # four files and two logs
     for manifest in artifacts:
@@ -34,9 +32,7 @@ def test_a_run_arrives_with_all_its_artifacts_and_its_record(
     assert list(target.list("gc/pins/")) == []
 
 
-def test_one_artifact_arrives_with_the_record_that_names_it(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
+def test_one_artifact_arrives_with_the_record_that_names_it(source, target, artifacts, tmp_path):
     _, model = artifacts
     point(source, "main", "tiny-1")
     send(source, target, "sft@main")
@@ -46,9 +42,7 @@ def test_one_artifact_arrives_with_the_record_that_names_it(
     assert find_tag(target, "main") == "tiny-1"
 
 
-def test_an_artifact_named_by_its_fingerprint_needs_no_run(
-    source: LocalStore, target: Sink, tmp_path: Path
-):
+def test_an_artifact_named_by_its_fingerprint_needs_no_run(source, target, tmp_path):
     model = publish_files(source, "sft", MODEL, tmp_path, run="forgotten")
     name = f"sft/{model.fingerprint[:12]}"
     send(source, target, name)
@@ -56,9 +50,7 @@ def test_an_artifact_named_by_its_fingerprint_needs_no_run(
     assert list(target.list("runs/")) == []
 
 
-def test_what_is_there_is_not_sent_again(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
+def test_what_is_there_is_not_sent_again(source, target, artifacts):
     send(source, target, "tiny")
     target.uploaded.clear()
     pushed = send(source, target, "tiny")
@@ -76,11 +68,7 @@ class Interrupted(Sink):
 
 
 def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_resumed(
-    source: LocalStore,
-    target: Sink,
-    artifacts: tuple[Manifest, Manifest],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    source, target, artifacts, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("flows.artifacts.transfer.THREADS", 1)
     dying = Interrupted(tmp_path / "target")
@@ -96,9 +84,7 @@ def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_resumed(
     check_same(source, target, model, tmp_path / "cache")
 
 
-def test_an_object_of_another_size_is_sent_again(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
-):
+def test_an_object_of_another_size_is_sent_again(source, target, artifacts, tmp_path):
     file = artifacts[1].files[1]
     target.put(file.key, b"half")
     assert send(source, target, "tiny").lacking.damaged == 1
@@ -107,13 +93,7 @@ def test_an_object_of_another_size_is_sent_again(
 
 
 @pytest.mark.parametrize("kind", ["flipped", "shorter", "gone"])
-def test_damage_at_the_source_is_found_before_it_is_sent(
-    source: LocalStore,
-    target: Sink,
-    artifacts: tuple[Manifest, Manifest],
-    tmp_path: Path,
-    kind: str,
-):
+def test_damage_at_the_source_is_found_before_it_is_sent(source, target, artifacts, tmp_path, kind):
     file = artifacts[1].files[1]
     if kind == "gone":
         source.delete(file.key)
@@ -130,7 +110,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
 
 
 def test_another_artifact_under_the_fingerprint_keeps_its_place(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, target, artifacts, tmp_path
 ):
     theirs = publish_files(target, "sft", MODEL, tmp_path, run="theirs")
     target.uploaded.clear()
@@ -141,7 +121,7 @@ def test_another_artifact_under_the_fingerprint_keeps_its_place(
 
 
 def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
-    source: LocalStore, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, artifacts, tmp_path
 ):
     class Raced(Sink):
         """Somebody else publishes right before our manifest."""
@@ -158,9 +138,7 @@ def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
     assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) == raced[0]
 
 
-def test_files_of_older_artifacts_are_sent_too_and_once(
-    source: LocalStore, target: Sink, tmp_path: Path
-):
+def test_files_of_older_artifacts_are_sent_too_and_once(source, target, tmp_path):
     old = publish_files(source, "shards", {"a": b"one", "b": b"two"}, tmp_path)
     new = publish_files(source, "shards", {"b": b"two", "c": b"three"}, tmp_path)
     files = (old.files[1], new.files[1])
@@ -179,7 +157,7 @@ def test_files_of_older_artifacts_are_sent_too_and_once(
 
 
 def test_what_is_sent_is_pinned_in_the_other_store_until_it_is_all_there(
-    source: LocalStore, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, artifacts, tmp_path
 ):
     pinned: list[tuple[tuple[str, str], ...]] = []
 
@@ -198,9 +176,7 @@ def test_what_is_sent_is_pinned_in_the_other_store_until_it_is_all_there(
     assert list(target.list("gc/pins/")) == []
 
 
-def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
+def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(source, target, artifacts):
     tokenizer, model = artifacts
     put_run(source, "tiny-1", tokenizer, model, status="running", ended=None)
     revoke(source, model, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
@@ -216,15 +192,13 @@ def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(
 
 
 @pytest.mark.parametrize("name", ["tnyi", "sft@tnyi", "sft/1a2b3c", "sfx@tiny", "../x"])
-def test_a_name_that_stands_for_nothing_is_refused(
-    source: LocalStore, artifacts: tuple[Manifest, Manifest], name: str
-):
+def test_a_name_that_stands_for_nothing_is_refused(source, artifacts, name):
     with pytest.raises((ConfigError, ArtifactError)):
         choose(source, [name])
 
 
 def test_a_record_that_knows_more_is_not_replaced_and_one_that_knows_less_is(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+    source, target, artifacts
 ):
     more = put_run(target, "tiny-1", *artifacts, ended="2026-11-21T09:00:00Z")
     send(source, target, "tiny")
@@ -234,9 +208,7 @@ def test_a_record_that_knows_more_is_not_replaced_and_one_that_knows_less_is(
     assert find_run(target, "tiny-1") == find_run(source, "tiny-1")
 
 
-def test_a_tag_that_stood_for_another_run_there_is_moved_and_said(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
+def test_a_tag_that_stood_for_another_run_there_is_moved_and_said(source, target, artifacts):
     point(source, "main", "tiny-1")
     put_run(target, "other-1", name="other")
     point(target, "main", "other-1")

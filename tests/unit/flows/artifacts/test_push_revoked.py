@@ -12,7 +12,7 @@ from flows.interop.push import choose
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.senders import Sink, put_whole, send
+from tests.support.flows.senders import put_whole, send
 from tests.support.flows.shelf import make_manifest, put_run
 
 
@@ -30,9 +30,7 @@ def take_back(store: Store, manifest: Manifest, why: str = "wrong data") -> None
     revoke(store, manifest, why=why, who="me", when="2026-11-21T06:00:00Z")
 
 
-def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
+def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(source, target, chain):
     tokenizer, base, model = chain
     take_back(source, tokenizer)
     (named,) = choose(source, ["tiny"]).made_from
@@ -49,7 +47,7 @@ def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(
 
 
 def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
+    source, target, chain
 ):
     _, base, _ = chain
     send(source, target, "tiny")
@@ -62,9 +60,7 @@ def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
         check_not_revoked(target, base)
 
 
-def test_a_revocation_there_stays(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
+def test_a_revocation_there_stays(source, target, chain):
     tokenizer, *_ = chain
     take_back(source, tokenizer)
     take_back(target, tokenizer, why="theirs")
@@ -74,9 +70,7 @@ def test_a_revocation_there_stays(
     assert found.why == "theirs"
 
 
-def test_what_was_asked_for_again_is_what_plans_find_there_too(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
+def test_what_was_asked_for_again_is_what_plans_find_there_too(source, target, chain):
     base = chain[1]
     identity = base.identity.redone(2)
     again = dataclasses.replace(
@@ -91,9 +85,7 @@ def test_what_was_asked_for_again_is_what_plans_find_there_too(
     assert find_redo(target, base.ref) == redo
 
 
-def test_a_revocation_is_not_of_what_they_made_themselves(
-    source: LocalStore, target: Sink, chain: tuple[Manifest, Manifest, Manifest]
-):
+def test_a_revocation_is_not_of_what_they_made_themselves(source, target, chain):
     tokenizer, *_ = chain
     other = dataclasses.replace(tokenizer.files[0], sha256="0" * 64)
     theirs = dataclasses.replace(tokenizer, files=(other,), digest=digest_of([other]))

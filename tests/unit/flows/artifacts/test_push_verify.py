@@ -10,7 +10,6 @@ import pytest
 from flows.artifacts.transfer import scratch_name
 from flows.identity.manifest import File, Manifest
 from infra.storage.base import OnBytes, Store, ignore_bytes
-from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.senders import Sink, check_same, send
 
@@ -23,7 +22,7 @@ def damage(store: Store, manifest: Manifest) -> File:
 
 
 def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, target, artifacts, tmp_path
 ):
     send(source, target, "tiny")
     file = damage(target, artifacts[1])
@@ -47,18 +46,14 @@ def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
         check_same(source, target, manifest, tmp_path / "cache")
 
 
-def test_without_reading_damage_in_the_other_store_is_not_seen(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
+def test_without_reading_damage_in_the_other_store_is_not_seen(source, target, artifacts):
     send(source, target, "tiny")
     file = damage(target, artifacts[1])
     assert send(source, target, "tiny").lacking.items == ()
     assert target.get(file.key) != source.get(file.key)
 
 
-def test_what_is_whole_there_is_read_and_not_sent(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
-):
+def test_what_is_whole_there_is_read_and_not_sent(source, target, artifacts):
     send(source, target, "tiny")
     target.uploaded.clear()
     lacking = send(source, target, "tiny", verify=True).lacking
@@ -67,7 +62,7 @@ def test_what_is_whole_there_is_read_and_not_sent(
 
 
 def test_a_copy_left_of_the_source_is_not_taken_for_the_other_stores(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, target, artifacts, tmp_path
 ):
     send(source, target, "tiny")
     file = damage(target, artifacts[1])
@@ -77,7 +72,7 @@ def test_a_copy_left_of_the_source_is_not_taken_for_the_other_stores(
 
 
 def test_nothing_is_replaced_while_the_way_there_damages_what_is_read(
-    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+    source, target, artifacts, tmp_path
 ):
     class Noisy(Sink):
         """Gives other bytes each time."""

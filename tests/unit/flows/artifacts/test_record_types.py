@@ -15,11 +15,9 @@ from flows.cli.app import main
 from flows.identity.manifest import FORMAT
 from flows.identity.records import decode_record, encode_record
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 from tests.support.infra.storage.owners import path_of
 
 
@@ -42,7 +40,7 @@ def local(tmp_path: Path) -> LocalStore:
         (b'{"format": true}', "format True"),
     ],
 )
-def test_what_no_version_writes_is_refused_in_one_line(data: bytes, says: str):
+def test_what_no_version_writes_is_refused_in_one_line(data, says):
     with pytest.raises(ArtifactError, match=says) as caught:
         decode_record(data, format=1, where="here")
     assert len(str(caught.value)) < 300
@@ -71,9 +69,7 @@ def test_what_no_version_writes_is_refused_in_one_line(data: bytes, says: str):
         (("surplus",), 1, "'surplus' is not known"),
     ],
 )
-def test_each_field_of_a_manifest_has_its_type(
-    local: LocalStore, path: tuple[Any, ...], value: Any, says: str
-):
+def test_each_field_of_a_manifest_has_its_type(local, path, value, says):
     manifest = make_manifest("sft")
     key = f"sft/{manifest.fingerprint}/manifest.json"
     tree = decode_record(manifest.to_json(), format=FORMAT, where="here")
@@ -100,7 +96,7 @@ def test_each_field_of_a_manifest_has_its_type(
         {"reached": {"x": "y"}},
     ],
 )
-def test_each_field_of_a_run_has_its_type(local: LocalStore, changes: dict[str, Any]):
+def test_each_field_of_a_run_has_its_type(local, changes):
     put_run(local, "tiny-1")
     tree = decode_record(local.get("runs/tiny-1.json"), format=RUNS, where="here")
     local.put("runs/tiny-1.json", encode_record({**tree, **changes}, format=RUNS))
@@ -108,7 +104,7 @@ def test_each_field_of_a_run_has_its_type(local: LocalStore, changes: dict[str, 
         find_run(local, "tiny-1")
 
 
-def test_a_revocation_of_other_types_is_named(local: LocalStore):
+def test_a_revocation_of_other_types_is_named(local):
     tree = {"why": [], "when": "", "who": ""}
     local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=3))
     with pytest.raises(ArtifactError, match="why is \\[\\], expected str"):
@@ -116,14 +112,12 @@ def test_a_revocation_of_other_types_is_named(local: LocalStore):
 
 
 @pytest.mark.parametrize("name", ["step-abc/x", "step-0000001", "step-" + "9" * 90 + "/x"])
-def test_a_key_that_is_no_checkpoint_is_passed_over(local: LocalStore, name: str):
+def test_a_key_that_is_no_checkpoint_is_passed_over(local, name):
     local.put(f"sft/{'a' * 64}/checkpoints/{name}/COMMIT.json", b"x")
     assert find_steps(local, ArtifactRef("sft", "a" * 64)) is None
 
 
-def test_lists_leave_out_what_cannot_be_read_and_name_it(
-    store: Store, capsys: pytest.CaptureFixture[str], terminal: Terminal
-):
+def test_lists_leave_out_what_cannot_be_read_and_name_it(store, capsys, terminal):
     put_run(store, "tiny-1", put_artifact(store, make_manifest("sft")))
     put_run(store, "tiny-2")
     store.put("runs/tiny-2.json", b"[" * 100_000)
@@ -138,9 +132,7 @@ def test_lists_leave_out_what_cannot_be_read_and_name_it(
             assert len(json.loads(captured.out)) == 1
 
 
-def test_an_object_that_is_too_large_for_a_record_is_left_out(
-    store: Store, capsys: pytest.CaptureFixture[str]
-):
+def test_an_object_that_is_too_large_for_a_record_is_left_out(store, capsys):
     assert isinstance(store, LocalStore)
     put_run(store, "tiny-1")
     put_run(store, "tiny-2")
@@ -154,7 +146,7 @@ def test_an_object_that_is_too_large_for_a_record_is_left_out(
     assert "runs/tiny-2.json" in captured.err
 
 
-def test_an_index_entry_that_names_nothing_ends_no_command(store: Store, terminal: Terminal):
+def test_an_index_entry_that_names_nothing_ends_no_command(store, terminal):
     store.put("index/sft/x-", b"")
     assert terminal.said("ls") == [f"no artifacts in {store.url}: nanochat run tiny"]
     assert terminal.said("plan", "tiny") != []

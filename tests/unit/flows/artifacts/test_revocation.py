@@ -49,20 +49,20 @@ def store(built: House, tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "copy")
 
 
-def test_a_revocation_says_who_when_and_why(store: Store, made: dict[str, Manifest]):
+def test_a_revocation_says_who_when_and_why(store, made):
     assert find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint)) is None
     take_back(store, made["sft"], "trained on\n  test data ")
     found = find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint))
     assert str(found) == f"revoked {WHEN} by ann@desk: trained on test data"
 
 
-def test_a_revoked_artifact_stays_where_it_is(store: Store, made: dict[str, Manifest]):
+def test_a_revoked_artifact_stays_where_it_is(store, made):
     take_back(store, made["sft"])
     assert find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint)) == made["sft"]
     assert all(store.head(file.key).size == file.size for file in made["sft"].files)
 
 
-def test_a_revoked_artifact_is_not_opened(store: Store, made: dict[str, Manifest]):
+def test_a_revoked_artifact_is_not_opened(store, made):
     assert check_not_revoked(store, made["sft"]) == ()
     take_back(store, made["sft"])
     with pytest.raises(ArtifactError, match=r"^sft/\w{12} was revoked 2026.*trained on test data$"):
@@ -71,9 +71,7 @@ def test_a_revoked_artifact_is_not_opened(store: Store, made: dict[str, Manifest
     assert check_not_revoked(store, made["sft"]) == ()
 
 
-def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(
-    store: Store, made: dict[str, Manifest]
-):
+def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store, made):
     take_back(store, made["tokenizer"], "wrong split")
     take_back(store, made["midtrain"])
     warned = check_not_revoked(store, made["chat_eval_rl"])
@@ -85,15 +83,13 @@ def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(
     assert check_not_revoked(store, made["task_data"]) == ()
 
 
-def test_every_stage_knows_its_ancestors_and_no_others(store: Store, made: dict[str, Manifest]):
+def test_every_stage_knows_its_ancestors_and_no_others(store, made):
     take_back(store, made["pretrain"])
     after = {name for name, manifest in made.items() if ancestors_revoked(store, manifest)}
     assert after == stages_to_redo(STAGES, force=(), from_stage="pretrain") - {"pretrain"}
 
 
-def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(
-    store: Store, made: dict[str, Manifest]
-):
+def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(store, made):
     take_back(store, made["pretrain"])
     take_back(store, made["midtrain"])
     store.delete(f"midtrain/{made['midtrain'].fingerprint}/manifest.json")
@@ -102,9 +98,7 @@ def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(
     assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
 
 
-def test_each_ancestor_is_asked_for_once(
-    built: House, store: LocalStore, made: dict[str, Manifest], tmp_path: Path
-):
+def test_each_ancestor_is_asked_for_once(built, store, made, tmp_path):
     reads: list[str] = []
 
     class Counting(LocalStore):
@@ -121,9 +115,7 @@ def accepted(manifest: Manifest, *origins: str) -> Manifest:
     return dataclasses.replace(manifest, accepted={**ACCEPTED, "from": first, "earlier": earlier})
 
 
-def test_bytes_that_were_accepted_are_revoked_with_their_origin(
-    store: Store, made: dict[str, Manifest]
-):
+def test_bytes_that_were_accepted_are_revoked_with_their_origin(store, made):
     again = accepted(made["sft"], "a" * 64, "b" * 64)
     assert [ref.fingerprint for ref in accepted_from(again)] == ["a" * 64, "b" * 64]
     assert find_revoked(store, again) is None
@@ -136,14 +128,14 @@ def test_bytes_that_were_accepted_are_revoked_with_their_origin(
     assert find_revoked(store, made["sft"]) is None
 
 
-def test_who_revokes_first_is_who_did_it(store: Store, made: dict[str, Manifest]):
+def test_who_revokes_first_is_who_did_it(store, made):
     take_back(store, made["sft"], "first")
     with pytest.raises(ArtifactError, match=r"was revoked .* by ann@desk: first") as caught:
         take_back(store, made["sft"], "second")
     assert "--undo" in (caught.value.hint or "")
 
 
-def test_what_is_not_revoked_cannot_be_made_valid(store: Store, made: dict[str, Manifest]):
+def test_what_is_not_revoked_cannot_be_made_valid(store, made):
     with pytest.raises(ArtifactError, match="is not revoked"):
         undo_revocation(store, made["sft"])
     take_back(store, made["sft"], "why")
@@ -152,20 +144,20 @@ def test_what_is_not_revoked_cannot_be_made_valid(store: Store, made: dict[str, 
 
 
 @pytest.mark.parametrize("why", ["", "  \n", "bell\a", "x" * 501])
-def test_a_reason_says_something_in_a_line(store: Store, made: dict[str, Manifest], why: str):
+def test_a_reason_says_something_in_a_line(store, made, why):
     with pytest.raises(ConfigError):
         take_back(store, made["sft"], why)
     assert one_line("a\n b\t c ") == "a b c"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"why": "x"}'])
-def test_a_damaged_revocation_is_never_none(store: Store, made: dict[str, Manifest], data: bytes):
+def test_a_damaged_revocation_is_never_none(store, made, data):
     store.put(f"sft/{made['sft'].fingerprint}/revoked.json", data)
     with pytest.raises(ArtifactError):
         check_not_revoked(store, made["sft"])
 
 
-def test_a_store_that_cannot_be_asked_is_never_none(made: dict[str, Manifest], tmp_path: Path):
+def test_a_store_that_cannot_be_asked_is_never_none(made, tmp_path):
     class Gone(LocalStore):
         def get(self, key: str, *, size: int | None = None) -> bytes:
             raise StoreError("the store is gone")

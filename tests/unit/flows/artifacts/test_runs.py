@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,14 +57,14 @@ def run_id(name: str, second: int) -> str:
 # Runs.
 
 
-def test_a_run_is_remembered_as_it_was_written(store: LocalStore):
+def test_a_run_is_remembered_as_it_was_written(store):
     write_run(store, RUN)
     write_run(store, dataclasses.replace(RUN, status="failed"))
     assert find_run(store, RUN.run) == dataclasses.replace(RUN, status="failed")
     assert find_run(store, "tiny-20260101t000000z-0001") is None
 
 
-def test_the_longest_name_can_be_written(store: LocalStore):
+def test_the_longest_name_can_be_written(store):
     name = check_name("x" * 161)
     run = new_run_id(name, timestamp(0))
     write_run(store, dataclasses.replace(RUN, run=run, name=name))
@@ -79,14 +78,14 @@ def test_ids_of_runs_sort_by_time_and_never_collide():
     assert new_run_id("tiny", timestamp(0)) != new_run_id("tiny", timestamp(0))
 
 
-def test_runs_of_a_name_come_newest_first_and_without_those_of_longer_names(store: LocalStore):
+def test_runs_of_a_name_come_newest_first_and_without_those_of_longer_names(store):
     for number, name in ((1, "tiny"), (3, "tiny"), (2, "tiny"), (9, "tiny-2")):
         put_run(store, run_id(name, number), name=name)
     found = [run.run for run in newest_runs(store, "tiny")]
     assert found == [run_id("tiny", number) for number in (3, 2, 1)]
 
 
-def test_a_run_whose_id_was_chosen_is_found_by_its_name(store: LocalStore):
+def test_a_run_whose_id_was_chosen_is_found_by_its_name(store):
     """Such as the number of a Slurm job, which does not begin with the name of the run."""
     put_run(store, "slurm-17", name="d12")
     put_run(store, "slurm-18", name="d13")
@@ -95,7 +94,7 @@ def test_a_run_whose_id_was_chosen_is_found_by_its_name(store: LocalStore):
     assert list(newest_runs(store, "tiny")) == []
 
 
-def test_a_run_whose_id_was_chosen_is_newest_only_until_another_starts(store: LocalStore):
+def test_a_run_whose_id_was_chosen_is_newest_only_until_another_starts(store):
     put_run(store, "tiny-again", started=timestamp(time.time()))
     later = new_run_id("tiny", timestamp(time.time() + 60))
     put_run(store, later)
@@ -104,7 +103,7 @@ def test_a_run_whose_id_was_chosen_is_newest_only_until_another_starts(store: Lo
     assert found == [later, "tiny-again", run_id("tiny", 1)]
 
 
-def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
+def test_of_many_runs_only_those_asked_for_are_read(tmp_path):
     store = Counting(tmp_path / "store")
     for number in range(40):
         put_run(store, run_id("tiny", number))
@@ -119,7 +118,7 @@ def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
     assert len(store.gets) == 40
 
 
-def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_path: Path):
+def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_path):
     store = Counting(tmp_path / "store")
     for number, name in enumerate(("tiny", "d12", "a", "z", "d12", "tiny")):
         put_run(store, run_id(name, number), name=name)
@@ -132,7 +131,7 @@ def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_pat
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "run": "x"}'])
-def test_a_damaged_record_is_named(store: LocalStore, data: bytes):
+def test_a_damaged_record_is_named(store, data):
     put_run(store, "tiny-1-a")
     store.put("runs/tiny-1-a.json", data)
     with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
@@ -141,7 +140,7 @@ def test_a_damaged_record_is_named(store: LocalStore, data: bytes):
         list(runs_called(store, "tiny"))
 
 
-def test_a_damaged_record_does_not_hide_a_newer_run(store: LocalStore):
+def test_a_damaged_record_does_not_hide_a_newer_run(store):
     for number in (1, 2, 3, 4):
         put_run(store, run_id("tiny", number))
     store.put(f"runs/{run_id('tiny', 1)}.json", b"damaged")
@@ -151,7 +150,7 @@ def test_a_damaged_record_does_not_hide_a_newer_run(store: LocalStore):
         next(found)
 
 
-def test_a_record_that_was_moved_is_refused(store: LocalStore):
+def test_a_record_that_was_moved_is_refused(store):
     put_run(store, "tiny-1-a")
     store.put("runs/tiny-2-a.json", store.get("runs/tiny-1-a.json"))
     with pytest.raises(ArtifactError, match="is the record of run tiny-1-a"):
@@ -161,7 +160,7 @@ def test_a_record_that_was_moved_is_refused(store: LocalStore):
 # What a name stands for.
 
 
-def test_a_name_is_a_tag_then_an_id_then_what_runs_are_called(store: LocalStore):
+def test_a_name_is_a_tag_then_an_id_then_what_runs_are_called(store):
     tiny = [run_id("tiny", number) for number in range(4)]
     for number in (1, 2):
         put_run(store, tiny[number])
@@ -201,9 +200,7 @@ def test_a_name_is_a_tag_then_an_id_then_what_runs_are_called(store: LocalStore)
     ],
     ids=["check", "find", "point", "remove"],
 )
-def test_what_cannot_be_a_name_is_refused_before_the_store_is_asked(
-    name: str, ask: Callable[[str], object]
-):
+def test_what_cannot_be_a_name_is_refused_before_the_store_is_asked(name, ask):
     with pytest.raises(ConfigError, match="cannot be the name of a run or a tag") as caught:
         ask(name)
     assert str(caught.value).isprintable()
@@ -211,7 +208,7 @@ def test_what_cannot_be_a_name_is_refused_before_the_store_is_asked(
     assert caught.value.hint
 
 
-def test_known_names_are_those_of_runs_and_tags(store: LocalStore):
+def test_known_names_are_those_of_runs_and_tags(store):
     assert known_names(store) == []
     put_run(store, run_id("tiny", 1))
     put_run(store, run_id("d12-wide", 2), name="d12-wide")
@@ -223,7 +220,7 @@ def test_known_names_are_those_of_runs_and_tags(store: LocalStore):
 # Tags.
 
 
-def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
+def test_a_tag_says_what_it_pointed_at_before(store):
     assert find_tag(store, "main") is None
     assert point(store, "main", "tiny-1-a") is None
     assert point(store, "main", "tiny-2-a") == "tiny-1-a"
@@ -246,7 +243,7 @@ def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
         encode_record({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
     ],
 )
-def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: bytes):
+def test_a_damaged_tag_is_named_and_can_be_set_again(store, data):
     put_run(store, "tiny-1-a")
     store.put("refs/main.json", data)
     for ask in (lambda: find_tag(store, "main"), lambda: list(runs_called(store, "main"))):
@@ -257,14 +254,14 @@ def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: by
     assert find_tag(store, "main") == "tiny-1-a"
 
 
-def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore):
+def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store):
     put_run(store, "main-2-a", name="main")
     point(store, "main", "tiny-1-a")
     with pytest.raises(ArtifactError, match="points at run tiny-1-a, which has no record"):
         list(runs_called(store, "main"))
 
 
-def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
+def test_a_tag_cannot_lead_out_of_the_runs(store):
     store.put(
         "refs/main.json", encode_record({"tag": "main", "run": "../../secret"}, format=TAG_FORMAT)
     )
@@ -272,7 +269,7 @@ def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
         list(runs_called(store, "main"))
 
 
-def test_of_many_who_set_a_tag_each_replaces_another_one(store: LocalStore):
+def test_of_many_who_set_a_tag_each_replaces_another_one(store):
     """What each says it replaced makes one chain: nobody's change is lost unsaid."""
     replaced: dict[str, str | None] = {}
     barrier = threading.Barrier(8)
@@ -290,7 +287,7 @@ def test_of_many_who_set_a_tag_each_replaces_another_one(store: LocalStore):
     assert sorted(map(str, [*replaced.values(), last])) == sorted(map(str, [None, *replaced]))
 
 
-def test_a_tag_that_never_stands_still_is_an_error(store: LocalStore):
+def test_a_tag_that_never_stands_still_is_an_error(store):
     class Restless(LocalStore):
         def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
             return False

@@ -73,7 +73,7 @@ def stored(store: MemoryStore, count: int) -> set[str]:
     }
 
 
-def test_files_of_an_earlier_artifact_are_not_stored_again(store: MemoryStore, tmp_path: Path):
+def test_files_of_an_earlier_artifact_are_not_stored_again(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     told: list[int] = []
     new = publish_shards(store, tmp_path, 5, on_bytes=told.append)
@@ -88,15 +88,13 @@ def test_files_of_an_earlier_artifact_are_not_stored_again(store: MemoryStore, t
         assert {name: (files / name).read_bytes() for name in SHARDS} == SHARDS
 
 
-def test_the_same_bytes_under_another_name_are_shared_too(store: MemoryStore, tmp_path: Path):
+def test_the_same_bytes_under_another_name_are_shared_too(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     new = publish_shards(store, tmp_path, 3, files={"last": SHARDS["shard_1"]})
     assert keys(new)["last"] == keys(old)["shard_1"]
 
 
-def test_equal_files_that_share_an_object_are_fetched_side_by_side(
-    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_equal_files_that_share_an_object_are_fetched_side_by_side(store, tmp_path, monkeypatch):
     publish_shards(store, tmp_path, 1)
     equal = dict.fromkeys(("one", "two"), SHARDS["shard_0"])
     new = publish_shards(store, tmp_path, 2, files=equal)
@@ -115,14 +113,14 @@ def test_equal_files_that_share_an_object_are_fetched_side_by_side(
     assert len(staged) == len(new.files)
 
 
-def test_small_files_are_stored_again(store: MemoryStore, tmp_path: Path):
+def test_small_files_are_stored_again(store, tmp_path):
     small = {"small": b"x" * (LEAST_SIZE - 1)}
     for count in (1, 2):
         publish_shards(store, tmp_path, count, files=small)
     assert "small" in stored(store, 2)
 
 
-def test_another_files_bytes_are_never_taken(store: MemoryStore, tmp_path: Path):
+def test_another_files_bytes_are_never_taken(store, tmp_path):
     publish_shards(store, tmp_path, 1)
     other = SHARDS["shard_0"][:-1] + b"?"
     new = publish_shards(store, tmp_path, 2, files={"shard_0": other})
@@ -130,7 +128,7 @@ def test_another_files_bytes_are_never_taken(store: MemoryStore, tmp_path: Path)
 
 
 @pytest.mark.parametrize("change", ["gone", "short"])
-def test_an_object_that_is_not_whole_is_not_named(store: MemoryStore, tmp_path: Path, change: str):
+def test_an_object_that_is_not_whole_is_not_named(store, tmp_path, change):
     old = publish_shards(store, tmp_path, 1)
     store.delete(keys(old)["shard_0"])
     if change == "short":
@@ -139,7 +137,7 @@ def test_an_object_that_is_not_whole_is_not_named(store: MemoryStore, tmp_path: 
     assert store.get(keys(new)["shard_0"]) == SHARDS["shard_0"]
 
 
-def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, tmp_path: Path):
+def test_building_again_mends_what_was_damaged_in_the_store(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     new = publish_shards(store, tmp_path, 3)
     store.put(keys(old)["shard_0"], b"?" * LEAST_SIZE)
@@ -151,9 +149,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, 
         assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
 
 
-def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(
-    store: MemoryStore, tmp_path: Path
-):
+def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(store, tmp_path):
     publish_shards(store, tmp_path, 1)
     held = held_lease.try_acquire(store, SWEEP, make_claim())
     assert isinstance(held, held_lease.HeldLease)
@@ -162,7 +158,7 @@ def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(
     assert store.names(PINS) == set()
 
 
-def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStore, tmp_path: Path):
+def test_shared_files_are_pinned_until_the_manifest_names_them(store, tmp_path):
     first = publish_shards(store, tmp_path, 1)
     publish_shards(store, tmp_path, 2)
     places: list[tuple[str, str]] = []
@@ -180,7 +176,7 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStor
     assert store.names(PINS) == set()
 
 
-def test_a_publication_that_fails_leaves_no_pin(store: MemoryStore, tmp_path: Path):
+def test_a_publication_that_fails_leaves_no_pin(store, tmp_path):
     publish_shards(store, tmp_path, 1)
 
     def check_lease() -> None:
@@ -191,7 +187,7 @@ def test_a_publication_that_fails_leaves_no_pin(store: MemoryStore, tmp_path: Pa
     assert store.names(PINS) == set()
 
 
-def test_garbage_that_is_shared_again_just_before_it_goes_stays(store: MemoryStore, tmp_path: Path):
+def test_garbage_that_is_shared_again_just_before_it_goes_stays(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     store.now += 100 * DAY
     gc(store)  # marks

@@ -25,7 +25,7 @@ from infra.storage.base import OnBytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
-from tests.support.flows.stores import CountingStore, NoisyStore
+from tests.support.flows.stores import NoisyStore
 from tests.support.infra.storage.owners import own_as_user
 from tests.unit.flows.artifacts.test_cache_room import cache, store
 
@@ -49,9 +49,7 @@ def damage(path: Path, kind: str, generator: random.Random) -> None:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("group", ["files", "logs"])
-def test_damage_in_the_store_is_found_and_named(
-    store: CountingStore, tmp_path: Path, kind: str, group: str
-):
+def test_damage_in_the_store_is_found_and_named(store, tmp_path, kind, group):
     manifest = publish_rows(store, tmp_path).manifest
     generator = random.Random(7)
     for number, file in enumerate(getattr(manifest, group)):
@@ -76,9 +74,7 @@ def test_damage_in_the_store_is_found_and_named(
             fetch(store, manifest, cache)
 
 
-def test_two_objects_that_changed_places_are_found(
-    store: CountingStore, cache: Cache, tmp_path: Path
-):
+def test_two_objects_that_changed_places_are_found(store, cache, tmp_path):
     manifest = publish_rows(store, tmp_path, train=b"{]").manifest
     paths = [tmp_path / "store" / file.key for file in manifest.files if file.size == 2]
     first, second = (path.read_bytes() for path in paths)
@@ -93,7 +89,7 @@ def flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("wrong", range(1, TRIES))
-def test_what_was_damaged_on_the_way_is_asked_for_again(cache: Cache, tmp_path: Path, wrong: int):
+def test_what_was_damaged_on_the_way_is_asked_for_again(cache, tmp_path, wrong):
     store = NoisyStore(
         tmp_path / "store", lambda data, time: flipped(data) if time < wrong else data
     )
@@ -103,9 +99,7 @@ def test_what_was_damaged_on_the_way_is_asked_for_again(cache: Cache, tmp_path: 
     assert len(store.fetched) == (wrong + 1) * 4
 
 
-def test_a_way_that_damages_again_and_again_is_distinguished_from_a_damaged_object(
-    cache: Cache, tmp_path: Path
-):
+def test_a_way_that_damages_again_and_again_is_distinguished_from_a_damaged_object(cache, tmp_path):
     store = NoisyStore(tmp_path / "store", lambda data, time: data + b"x" * (time + 1))
     manifest = publish_rows(store, tmp_path).manifest
     with pytest.raises(ArtifactError, match="came out wrong 3 times, not twice the same") as caught:
@@ -117,7 +111,7 @@ def file_of(data: bytes, *, path: str = "a") -> File:
     return File(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="k/a")
 
 
-def test_a_file_is_whole_only_as_a_plain_file_with_these_bytes(tmp_path: Path):
+def test_a_file_is_whole_only_as_a_plain_file_with_these_bytes(tmp_path):
     path, file = tmp_path / "a", file_of(b"abc")
     assert find_fault(file, path) == "is gone"
     assert find_fault(file, path / "below") == "is gone"
@@ -131,9 +125,7 @@ def test_a_file_is_whole_only_as_a_plain_file_with_these_bytes(tmp_path: Path):
     assert find_fault(file, path) == "has 4 bytes, its manifest says 3"
 
 
-def test_a_file_that_the_disk_cannot_read_is_not_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_the_disk_cannot_read_is_not_whole(tmp_path, monkeypatch):
     def fail(path: Path) -> str:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -142,9 +134,7 @@ def test_a_file_that_the_disk_cannot_read_is_not_whole(
     assert find_fault(file_of(b"abc"), tmp_path / "a") == "cannot be read: input/output error"
 
 
-def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(tmp_path, monkeypatch):
     store = LocalStore(tmp_path / "store")
     manifest = publish_rows(store, tmp_path).manifest
     own_as_user(tmp_path / "store", monkeypatch)
@@ -162,9 +152,7 @@ def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
     assert (tmp_path / "shared").stat().st_nlink == 2
 
 
-def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetched(
-    store: CountingStore, tmp_path: Path
-):
+def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetched(store, tmp_path):
     manifest = publish_rows(store, tmp_path).manifest
     cached = tmp_path / "cached"
     cached.mkdir()
@@ -187,9 +175,7 @@ def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetche
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_whole_file_that_was_not_put_in_its_place_is_not_fetched_again(
-    store: CountingStore, tmp_path: Path
-):
+def test_a_whole_file_that_was_not_put_in_its_place_is_not_fetched_again(store, tmp_path):
     manifest = publish_rows(store, tmp_path).manifest
     file = manifest.files[2]
     (tmp_path / "train.rows").mkdir()  # no file can take this place

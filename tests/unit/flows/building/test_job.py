@@ -8,8 +8,7 @@ import pytest
 
 from flows.building.job import resources_of
 from flows.profiles import open_profile
-from flows.stages import BASE_EVAL, PRETRAIN, SFT, Stage
-from nanochat_core.job import Compile
+from flows.stages import BASE_EVAL, PRETRAIN, SFT
 from tests.support.small_job import one_thread
 
 
@@ -24,9 +23,7 @@ from tests.support.small_job import one_thread
         (BASE_EVAL, "speedrun", 1, 1, "blocks"),
     ],
 )
-def test_passes_are_compiled_whole_where_pretraining_is_long(
-    stage: Stage, profile: str, gpus: int, nodes: int, chosen: Compile
-):
+def test_passes_are_compiled_whole_where_pretraining_is_long(stage, profile, gpus, nodes, chosen):
     resources = one_thread(compile="auto")
     placement = SimpleNamespace(resources=resources, gpus=gpus, nodes=nodes)
     run = open_profile(profile, snapshots=False).run

@@ -84,9 +84,7 @@ def upload(store: LocalStore, job: Job, *, epoch: int = 1) -> list[CheckpointSha
     return heard
 
 
-def test_the_files_of_another_node_go_to_the_store_alone(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_the_files_of_another_node_go_to_the_store_alone(store, jobs):
     a, b = jobs
     write(a, 5, 0)
     write(b, 5, 1)
@@ -108,9 +106,7 @@ def test_the_files_of_another_node_go_to_the_store_alone(
         assert is_whole(job.checkpoints / directory.name)
 
 
-def test_a_part_of_a_checkpoint_is_removed_when_nothing_can_complete_it(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_a_part_of_a_checkpoint_is_removed_when_nothing_can_complete_it(store, jobs):
     a, b = jobs
     send_whole(store, a, save_alone(a, 2))
     write(a, 5, 0)
@@ -122,9 +118,7 @@ def test_a_part_of_a_checkpoint_is_removed_when_nothing_can_complete_it(
     assert [path.name for path in a.checkpoints.glob("*step-*")] == ["step-0000002"]
 
 
-def test_equal_files_of_another_step_are_sent_again(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_equal_files_of_another_step_are_sent_again(store, jobs):
     a, _ = jobs
     write(a, 5, 0)
     directory = commit(a, 5, 1)
@@ -137,7 +131,7 @@ def test_equal_files_of_another_step_are_sent_again(
     assert is_whole(directory)
 
 
-def test_a_shard_under_another_key_than_its_own_is_refused(jobs: tuple[Job, Job]) -> None:
+def test_a_shard_under_another_key_than_its_own_is_refused(jobs):
     a, _ = jobs
     write(a, 5, 0)
     file = File(path="tensors-00001.safetensors", size=1, sha256="a" * 64, key="elsewhere")
@@ -145,9 +139,7 @@ def test_a_shard_under_another_key_than_its_own_is_refused(jobs: tuple[Job, Job]
         note_shard(a, CheckpointShard(step=5, rank=1, file=file), epoch=1)
 
 
-def test_what_is_written_last_is_sent_before_the_block_ends(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_what_is_written_last_is_sent_before_the_block_ends(store, jobs):
     _, b = jobs
     heard: list[CheckpointShard] = []
     errors: list[NanochatError] = []
@@ -170,9 +162,7 @@ class SlowStore(LocalStore):
         super().upload(key, path)
 
 
-def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(
-    tmp_path: Path, jobs: tuple[Job, Job]
-) -> None:
+def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(tmp_path, jobs):
     _, b = jobs
     write(b, 5, 1)
     slow = SlowStore(tmp_path / "store", lambda: write(b, 9, 1))
@@ -194,9 +184,7 @@ def make_coordinator(job: Job, *, processes: int = 1) -> Coordinator:
     return Coordinator(job, start, lease, terms=LeaseTimings(), log=lambda text: None)
 
 
-def test_node_0_sends_all_its_shards_before_the_others_are_there(
-    tmp_path: Path, jobs: tuple[Job, Job]
-) -> None:
+def test_node_0_sends_all_its_shards_before_the_others_are_there(tmp_path, jobs):
     a, _ = jobs
     coordinator = make_coordinator(a, processes=2)
     write(a, 5, 0)
@@ -219,9 +207,7 @@ def test_node_0_sends_all_its_shards_before_the_others_are_there(
     assert is_whole(directory)
 
 
-def test_a_checkpoint_is_sent_after_a_later_one_was_given_up(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_a_checkpoint_is_sent_after_a_later_one_was_given_up(store, jobs):
     a, b = jobs
     coordinator = make_coordinator(a)
     write(a, 5, 0)
@@ -241,9 +227,7 @@ def test_a_checkpoint_is_sent_after_a_later_one_was_given_up(
     assert is_whole(b.checkpoints / directory.name)
 
 
-def test_node_0_sends_a_checkpoint_though_later_ones_are_committed_meanwhile(
-    tmp_path: Path, jobs: tuple[Job, Job]
-) -> None:
+def test_node_0_sends_a_checkpoint_though_later_ones_are_committed_meanwhile(tmp_path, jobs):
     """Its network may be slower than that of the others."""
     a, _ = jobs
     coordinator = make_coordinator(a)
@@ -267,9 +251,7 @@ def test_node_0_sends_a_checkpoint_though_later_ones_are_committed_meanwhile(
     }
 
 
-def test_parts_of_steps_that_were_never_committed_go(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_parts_of_steps_that_were_never_committed_go(store, jobs):
     a, b = jobs
     for step in (3, 9):
         write(b, step, 1)
@@ -281,9 +263,7 @@ def test_parts_of_steps_that_were_never_committed_go(
     assert steps == {"step-0000005", "step-0000006", "step-0000009"}
 
 
-def test_a_node_has_exactly_the_checkpoint_that_was_called(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_a_node_has_exactly_the_checkpoint_that_was_called(store, jobs):
     a, b = jobs
     for step in (2, 4, 6):
         send_whole(store, a, save_alone(a, step))
@@ -298,9 +278,7 @@ def test_a_node_has_exactly_the_checkpoint_that_was_called(
     assert not list(b.checkpoints.glob("step-*"))
 
 
-def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(store, jobs):
     a, b = jobs
     write(a, 4, 0)
     send_whole(store, a, commit(a, 4, 1))
@@ -311,9 +289,7 @@ def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(
         restore_step(store, a, 4, commit=commit_of(other), log=lambda text: None)
 
 
-def test_a_node_whose_checkpoint_is_damaged_in_the_store_says_who_sends_it_again(
-    store: LocalStore, jobs: tuple[Job, Job]
-) -> None:
+def test_a_node_whose_checkpoint_is_damaged_in_the_store_says_who_sends_it_again(store, jobs):
     a, b = jobs
     directory = save_alone(a, 4)
     send_whole(store, a, directory)
@@ -325,7 +301,7 @@ def test_a_node_whose_checkpoint_is_damaged_in_the_store_says_who_sends_it_again
     assert "node 0 sends it again" in (caught.value.hint or "")
 
 
-def test_node_0_settles_on_its_newest_whole_checkpoint(jobs: tuple[Job, Job]) -> None:
+def test_node_0_settles_on_its_newest_whole_checkpoint(jobs):
     a, _ = jobs
     assert settle(a) is None
     for step in (1, 2, 3):

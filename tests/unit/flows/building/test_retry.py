@@ -36,7 +36,7 @@ def failed(message: str, cause: str | None) -> JobFailed:
     ],
     ids=str,
 )
-def test_what_the_machine_did_is_lost(error: Exception) -> None:
+def test_what_the_machine_did_is_lost(error):
     assert is_retryable(error)
 
 
@@ -56,11 +56,11 @@ def test_what_the_machine_did_is_lost(error: Exception) -> None:
     ],
     ids=str,
 )
-def test_what_a_person_must_mend_is_not(error: Exception | None) -> None:
+def test_what_a_person_must_mend_is_not(error):
     assert not is_retryable(error)
 
 
-def test_pauses_grow_and_end() -> None:
+def test_pauses_grow_and_end():
     attempts = RetryBudget(RETRIES)
     pauses = [attempts.pause]
     for number in range(1, RETRIES + 1):
@@ -78,18 +78,18 @@ def lose(attempts: RetryBudget, number: int, *, at: int) -> bool:
     return attempts.lose(number)
 
 
-def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever() -> None:
+def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever():
     attempts = RetryBudget(2)
     assert all(lose(attempts, number, at=10 * number) for number in range(1, 100))
     assert attempts.pause == FIRST_PAUSE  # each was like the first
 
 
-def test_a_stage_that_is_lost_at_the_same_step_is_not() -> None:
+def test_a_stage_that_is_lost_at_the_same_step_is_not():
     attempts = RetryBudget(2)
     assert [lose(attempts, number, at=7) for number in (1, 2, 3)] == [True, True, False]
     assert not attempts.lose(3)  # asked again about the same attempt
     assert not lose(attempts, 4, at=6)
 
 
-def test_without_retries_the_first_loss_is_the_last() -> None:
+def test_without_retries_the_first_loss_is_the_last():
     assert not lose(RetryBudget(0), 1, at=5)

@@ -24,7 +24,7 @@ def test_steps_far_apart_are_joined():
 
 
 @pytest.mark.parametrize("points", [[], [(500, 1.0)]])
-def test_a_curve_without_points_here_is_empty(points: list[tuple[int, float]]):
+def test_a_curve_without_points_here_is_empty(points):
     assert curve(points, first=0, last=99, low=0, high=1, width=4) == GAP * 4
 
 

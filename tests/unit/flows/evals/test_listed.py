@@ -17,9 +17,7 @@ from infra.prefect.flow_runs import page_of
         ("pretrainer", "chatcore"),  # the name of a run: its chat model
     ],
 )
-def test_a_schedule_without_a_metric_is_listed_with_the_one_that_is_compared(
-    model: str, metric: str
-) -> None:
+def test_a_schedule_without_a_metric_is_listed_with_the_one_that_is_compared(model, metric):
     assert usual_metric(model) == metric
 
 
@@ -34,5 +32,5 @@ def test_a_schedule_without_a_metric_is_listed_with_the_one_that_is_compared(
         ),
     ],
 )
-def test_a_page_is_one_of_prefect_s_new_pages(root: str, page: str) -> None:
+def test_a_page_is_one_of_prefect_s_new_pages(root, page):
     assert page_of(root, "f-1") == page

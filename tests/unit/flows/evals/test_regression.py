@@ -47,7 +47,7 @@ def shelf(store: Store) -> Shelf:
     return Shelf(store)
 
 
-def test_the_first_evaluation_has_nothing_to_be_worse_than(store: Store, shelf: Shelf) -> None:
+def test_the_first_evaluation_has_nothing_to_be_worse_than(store, shelf):
     verdict = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
     assert not verdict.regressed
     assert verdict.text == "chatcore 0.5; there is no earlier evaluation to compare it with"
@@ -64,8 +64,8 @@ def test_the_first_evaluation_has_nothing_to_be_worse_than(store: Store, shelf: 
     ],
 )
 def test_a_loss_beyond_the_allowed_one_is_a_regression(
-    store: Store, shelf: Shelf, metric: str, before: float, after: float, regressed: bool
-) -> None:
+    store, shelf, metric, before, after, regressed
+):
     shelf.night(**{metric: before})
     verdict = assess(store, shelf.night(**{metric: after}), shelf.history, EvalRequest(drop=0.02))
     assert verdict.regressed is regressed
@@ -73,9 +73,7 @@ def test_a_loss_beyond_the_allowed_one_is_a_regression(
     assert verdict.delta.value == pytest.approx(after - before)
 
 
-def test_the_previous_is_the_last_one_and_the_best_is_remembered(
-    store: Store, shelf: Shelf
-) -> None:
+def test_the_previous_is_the_last_one_and_the_best_is_remembered(store, shelf):
     shelf.night(chatcore=0.9)
     shelf.night(chatcore=0.5)
     newest = shelf.night(chatcore=0.49)
@@ -86,9 +84,7 @@ def test_the_previous_is_the_last_one_and_the_best_is_remembered(
     assert verdict.baseline.value == 0.9
 
 
-def test_a_loss_is_reported_once_while_the_model_does_not_change(
-    store: Store, shelf: Shelf
-) -> None:
+def test_a_loss_is_reported_once_while_the_model_does_not_change(store, shelf):
     shelf.night(chatcore=0.9)
     first = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
     second = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
@@ -96,7 +92,7 @@ def test_a_loss_is_reported_once_while_the_model_does_not_change(
     assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
 
 
-def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shelf) -> None:
+def test_only_the_same_suite_and_finished_runs_compare(store, shelf):
     shelf.night(chatcore=0.9, suite="another")
     shelf.night(chatcore=0.8, status="failed")
     newest = shelf.night(chatcore=0.5)
@@ -104,7 +100,7 @@ def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shel
     assert verdict.baseline is None
 
 
-def test_a_loss_whose_interval_includes_0_is_no_regression(store: Store, shelf: Shelf) -> None:
+def test_a_loss_whose_interval_includes_0_is_no_regression(store, shelf):
     shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
     unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
     verdict = assess(store, unsure, shelf.history, EvalRequest())
@@ -121,9 +117,7 @@ def test_a_loss_whose_interval_includes_0_is_no_regression(store: Store, shelf: 
 
 
 @pytest.mark.parametrize(("lost", "gained", "regressed"), [(6, 0, True), (14, 8, False)])
-def test_answers_to_the_same_questions_decide_together(
-    store: Store, lost: int, gained: int, regressed: bool
-) -> None:
+def test_answers_to_the_same_questions_decide_together(store, lost, gained, regressed):
     """Both lose 6 of 100 questions; the intervals of the two scores overlap both times."""
     nights: list[Evaluation] = []
     for name, right in (("first", range(50)), ("second", range(lost, 50 + gained))):
@@ -147,7 +141,7 @@ def test_answers_to_the_same_questions_decide_together(
     assert (verdict.regressed, verdict.is_inside) == (regressed, not regressed)
 
 
-def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
+def test_a_metric_that_failed_says_why(store, shelf):
     newest = shelf.night(gsm8k=0.1, chatcore_failed="no sandbox here")
     with pytest.raises(
         ConfigError, match=r"has not measured chatcore or core.*no sandbox"
@@ -156,7 +150,7 @@ def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
     assert caught.value.hint == "it has measured: gsm8k"
 
 
-def test_the_history_is_a_table_latest_first(shelf: Shelf) -> None:
+def test_the_history_is_a_table_latest_first(shelf):
     shelf.night(chatcore=0.9, chatcore_low=0.8, chatcore_high=1.0, gsm8k=0.1)
     shelf.night(chatcore=0.5)
     rows = history_rows(shelf.history, "chatcore")
@@ -165,7 +159,7 @@ def test_the_history_is_a_table_latest_first(shelf: Shelf) -> None:
     assert all(len(row["model"]) == 12 for row in rows)
 
 
-def test_a_damaged_evaluation_is_left_out_of_the_history(store: Store, shelf: Shelf) -> None:
+def test_a_damaged_evaluation_is_left_out_of_the_history(store, shelf):
     damaged: Manifest = shelf.night(chatcore=0.9).manifest
     shelf.night(chatcore=0.5)
     store.put(f"{damaged.stage}/{damaged.fingerprint}/manifest.json", b"{}")

@@ -16,7 +16,6 @@ from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 
 
 def open_suite(store: Store, model: str, **options: Any) -> Suite:
@@ -31,7 +30,7 @@ def put_main(store: Store, *stages: str, **changes: object) -> dict[str, Manifes
     return made
 
 
-def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
+def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store):
     made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
     suite = open_suite(store, "main")
     assert suite.stage.name == "chat_eval_sft"
@@ -49,7 +48,7 @@ def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store
     )
 
 
-def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) -> None:
+def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store):
     made = put_main(store, "task_data", "rows", "pretrain")
     suite = open_suite(store, "pretrain@main")
     assert suite.stage.name == "base_eval"
@@ -60,7 +59,7 @@ def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) ->
         open_suite(store, "pretrain@other")
 
 
-def test_another_suite_brings_its_own_data(store: Store) -> None:
+def test_another_suite_brings_its_own_data(store):
     put_main(store, "task_data", "sft")
     other = open_suite(store, "main", profile="d12")
     assert [name.partition("/")[0] for name in other.run.use] == ["sft"]
@@ -68,26 +67,26 @@ def test_another_suite_brings_its_own_data(store: Store) -> None:
     assert [name.partition("/")[0] for name in changed.run.use] == ["sft"]
 
 
-def test_a_setting_that_evaluates_nothing_is_refused(store: Store) -> None:
+def test_a_setting_that_evaluates_nothing_is_refused(store):
     put_main(store, "task_data", "sft")
     with pytest.raises(ConfigError, match=r"pretrain\.num_steps does not change how a model"):
         open_suite(store, "main", overrides=("pretrain.num_steps=1",))
 
 
-def test_an_imported_model_needs_a_suite_by_name(store: Store) -> None:
+def test_an_imported_model_needs_a_suite_by_name(store):
     put_main(store, "sft", profile=IMPORTED)
     with pytest.raises(ConfigError, match="main was imported"):
         open_suite(store, "main")
     assert open_suite(store, "main", profile="tiny").run.profile == "tiny"
 
 
-def test_what_is_no_model_is_refused(store: Store) -> None:
+def test_what_is_no_model_is_refused(store):
     put_main(store, "task_data")
     with pytest.raises(ModelError, match="task_data@main is not a model"):
         open_suite(store, "task_data@main")
 
 
-def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store: Store) -> None:
+def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store):
     put_main(store, "task_data", "rows", "pretrain", "sft")
     chat, base = "sft@main", "pretrain@main"
     for model, name in ((chat, "chatcore"), (chat, "spelling"), (base, "val_bpb"), (base, None)):
@@ -98,21 +97,19 @@ def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store: St
 
 
 @pytest.mark.parametrize("rule", [{"drop": -0.1}, {"drop": float("nan")}, {"against": "first"}])
-def test_a_rule_that_cannot_be_is_refused(store: Store, rule: dict[str, object]) -> None:
+def test_a_rule_that_cannot_be_is_refused(store, rule):
     put_main(store, "task_data", "sft")
     with pytest.raises(ConfigError, match=f"{next(iter(rule))} is"):
         open_suite(store, "main", **rule)
 
 
-def test_a_history_is_called_as_the_model_is() -> None:
+def test_a_history_is_called_as_the_model_is():
     assert history_name("main") == history_name("sft@main") == "eval-main"
     assert history_name("sft/1a2b3c") == "eval-sft-1a2b3c"
     assert key_of("eval-My_run chat_eval_sft") == "eval-my-run-chat-eval-sft"
 
 
-def test_the_status_of_an_evaluation_names_the_command_that_repeats_it(
-    store: Store, terminal: Terminal
-) -> None:
+def test_the_status_of_an_evaluation_names_the_command_that_repeats_it(store, terminal):
     made = put_main(store, "task_data", "sft")
     judged = put_artifact(store, make_manifest("chat_eval_sft"))
     put_run(store, "eval-main-1", judged, name="eval-main", uses=("sft@main",))

@@ -1,7 +1,5 @@
 """What is garbage, what is not, and when it goes; test_gc_histories.py has the rest."""
 
-from collections.abc import Callable
-
 import pytest
 
 from flows.artifacts.names import open_artifact
@@ -23,7 +21,7 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def test_what_nothing_refers_to_is_marked_first_and_deleted_after_the_grace(store: MemoryStore):
+def test_what_nothing_refers_to_is_marked_first_and_deleted_after_the_grace(store):
     make(store)
     store.now += 2 * DAY
     first = gc(store)
@@ -37,7 +35,7 @@ def test_what_nothing_refers_to_is_marked_first_and_deleted_after_the_grace(stor
     assert not store.names("index/")
 
 
-def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
+def test_an_old_run_is_forgotten_with_what_only_it_reaches(store):
     shared, own = make(store, seed=1), make(store, "sft", seed=2)
     put_run(store, "tiny-1", shared, own, status="failed")
     store.now += 31 * DAY
@@ -50,7 +48,7 @@ def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "of an earlier version"])
-def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemoryStore, is_named: bool):
+def test_the_newest_finished_run_of_each_name_stays_however_old(store, is_named):
     old, new, other = (make(store, seed=seed) for seed in range(3))
     put_run(store, "tiny-1", old, started="2026-01-01T00:00:00Z")
     put_run(store, "tiny-2", new, started="2026-01-02T00:00:00Z")
@@ -65,7 +63,7 @@ def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemorySto
     assert manifests == {f"{place(new)}/manifest.json", f"{place(other)}/manifest.json"}
 
 
-def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store: MemoryStore):
+def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store):
     put_run(store, "tiny-19700101t000000z-1a2b", make(store), started="2026-01-02T00:00:00Z")
     put_run(store, "slurm-17", make(store, seed=1), started="2026-01-01T00:00:00Z")
     named = next(runs_called(store, "tiny")).run
@@ -74,7 +72,7 @@ def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store: M
     assert store.names("runs/") == {f"runs/{named}.json"}
 
 
-def test_what_a_later_run_of_the_name_did_not_make_stays(store: MemoryStore):
+def test_what_a_later_run_of_the_name_did_not_make_stays(store):
     pretrain, sft, older = make(store, "pretrain"), make(store, "sft"), make(store, "sft", seed=1)
     put_run(store, "tiny-1", pretrain, older)
     put_run(store, "tiny-2", pretrain, sft)
@@ -85,7 +83,7 @@ def test_what_a_later_run_of_the_name_did_not_make_stays(store: MemoryStore):
     assert store.names("runs/") == {"runs/tiny-2.json", "runs/tiny-3.json"}
 
 
-def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
+def test_a_run_that_holds_a_lease_stays_however_old(store):
     source = make(store)
     put_run(store, "tiny-1", source, status="running")
     store.now += 300 * DAY
@@ -96,7 +94,7 @@ def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
     assert "runs/tiny-1.json" in look(store).survey.garbage
 
 
-def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
+def test_nothing_under_a_live_lease_is_garbage(store):
     manifest = make(store)
     store.put(f"{place(manifest)}/files/upload/data", b"half")
     store.now += 40 * DAY
@@ -106,7 +104,7 @@ def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
     assert f"{place(manifest)}/files/upload/" in look(store).survey.garbage
 
 
-def test_a_manifest_that_came_too_late_goes_with_its_files(store: MemoryStore):
+def test_a_manifest_that_came_too_late_goes_with_its_files(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     aside = f"{place(manifest)}/divergences/other.json"
@@ -123,7 +121,7 @@ def test_a_manifest_that_came_too_late_goes_with_its_files(store: MemoryStore):
     assert manifest.files[0].key in store.names()
 
 
-def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
+def test_checkpoints_go_when_the_stage_has_an_artifact(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     root = f"{place(manifest)}/checkpoints/step-0000010"
@@ -134,7 +132,7 @@ def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
     assert store.deleted == [f"{root}/COMMIT.json", f"{root}/0-1/model"]
 
 
-def test_a_redo_counter_stays_for_ever(store: MemoryStore):
+def test_a_redo_counter_stays_for_ever(store):
     """Without it plans would find the first artifact of the recipe again."""
     old = make(store)
     raise_redo(store, old.ref, RedoCounter(), RedoCounter(number=1, runs=("tiny-2",)))
@@ -145,7 +143,7 @@ def test_a_redo_counter_stays_for_ever(store: MemoryStore):
     assert look(store).survey.inventory.unknown == 0
 
 
-def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: MemoryStore):
+def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store):
     root = f"{place(make_manifest('pretrain'))}/checkpoints/"
     store.put(f"{root}step-0000010/o-1/model", b"x")
     store.put(f"{root}step-0000010/COMMIT.json", b"x")
@@ -156,9 +154,7 @@ def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: Memory
     assert not store.names(root)
 
 
-def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is_here(
-    store: MemoryStore,
-) -> None:
+def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is_here(store):
     away = make_manifest("tokenizer")
     model = make(store, "sft", inputs={"tokenizer": away})
     put_run(store, "tiny-1", model)
@@ -171,9 +167,7 @@ def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is
     assert f"{place(away)}/revoked.json" not in store.names()
 
 
-def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_use(
-    store: MemoryStore,
-):
+def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_use(store):
     wrong = make(store, seed=1)
     revoke(store, wrong, why="wrong data", who="me", when="now")
     facts = {**ACCEPTED, "from": wrong.fingerprint}
@@ -188,7 +182,7 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
     assert f"{place(wrong)}/revoked.json" not in store.names()
 
 
-def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store: MemoryStore):
+def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store):
     manifest = make(store)
     revoke(store, manifest, why="wrong", who="me", when="now")
     acquire(store, manifest).release()
@@ -200,9 +194,7 @@ def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store: MemoryStor
     assert store.names() == {MARK, "/".join((*SWEEP, "lease.json"))}
 
 
-def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_died(
-    store: MemoryStore,
-):
+def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_died(store):
     manifest = make(store)
     store.put(f"{place(manifest)}/files/dead/data", b"half")
     store.now += 2 * DAY
@@ -221,13 +213,13 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     assert store.names("index/") == set()
 
 
-def test_half_written_objects_go_after_a_week(store: MemoryStore):
+def test_half_written_objects_go_after_a_week(store):
     store.unfinished = [store.now, store.now + 6 * DAY]
     store.now += 8 * DAY
     assert gc(store).unfinished == 1
 
 
-def test_keys_that_are_not_ours_are_left_alone(store: MemoryStore):
+def test_keys_that_are_not_ours_are_left_alone(store):
     foreign = {"notes.txt", "rows/readme", f"rows/{'0' * 64}/extra/thing", "backup/a/b/c"}
     for key in foreign:
         store.put(key, b"x")
@@ -237,7 +229,7 @@ def test_keys_that_are_not_ours_are_left_alone(store: MemoryStore):
     assert look(store).survey.inventory.unknown == len(foreign)
 
 
-def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: MemoryStore):
+def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     acquire(store, manifest).release()
@@ -269,9 +261,7 @@ def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: 
 @pytest.mark.parametrize(
     "data", [b"rotten", encode_record({"run": "x"}, format=99)], ids=["rot", "format"]
 )
-def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(
-    store: MemoryStore, damage: Callable[[MemoryStore], str], data: bytes
-):
+def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(store, damage, data):
     make(store, seed=2)
     store.now += 2 * DAY
     gc(store)
@@ -291,7 +281,7 @@ def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(
     assert store.deleted == []
 
 
-def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: MemoryStore):
+def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store):
     manifest = make(store)
     store.put(f"{place(manifest)}/manifest.json", b"rotten")
     store.now += 2 * DAY
@@ -299,7 +289,7 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
         look(store)
 
 
-def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store: MemoryStore):
+def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store):
     manifest = make_manifest("rows", config={"seed": 7})
     held = acquire(store, manifest)
     for file in manifest.files:

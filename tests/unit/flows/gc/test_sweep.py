@@ -32,7 +32,7 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStore):
+def test_what_was_written_again_since_it_was_marked_waits_anew(store):
     manifest = make(store)
     store.now += 2 * DAY
     gc(store)
@@ -43,7 +43,7 @@ def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStor
     assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
 
 
-def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
+def test_an_attempt_is_as_young_as_its_youngest_file(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     store.put(f"{place(manifest)}/files/dead/b", b"half")
@@ -54,7 +54,7 @@ def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
     assert look(store).survey.deletable == {}
 
 
-def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
+def test_what_is_in_use_again_loses_its_mark(store):
     manifest = make(store)
     store.now += 2 * DAY
     gc(store)
@@ -68,7 +68,7 @@ def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
     assert store.deleted == []
 
 
-def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store: MemoryStore):
+def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store):
     manifest = make(store)
     store.now += 2 * DAY
     gc(store)
@@ -81,7 +81,7 @@ def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store: MemoryStore
     assert store.deleted[:2] == ["runs/tiny-1.json", f"{place(manifest)}/manifest.json"]
 
 
-def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
+def test_artifacts_that_share_files_both_ways_go_together(store):
     first = make_manifest("shards", config={"seed": 1})
     second = make_manifest("shards", config={"seed": 2})
     for one, other in ((first, second), (second, first)):
@@ -94,7 +94,7 @@ def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
     assert not [key for key in store.names("shards/") if not key.endswith("lease.json")]
 
 
-def test_there_is_one_collection_at_a_time(store: MemoryStore):
+def test_there_is_one_collection_at_a_time(store):
     acquired = held_lease.try_acquire(store, SWEEP, make_claim())
     assert isinstance(acquired, held_lease.HeldLease)
     held = [acquired]
@@ -116,9 +116,7 @@ def test_there_is_one_collection_at_a_time(store: MemoryStore):
 
 
 @pytest.mark.parametrize("seconds", [-7200.0, -lease.TTL, lease.TTL + 1, 7200.0])
-def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(
-    store: MemoryStore, seconds: float
-):
+def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(store, seconds):
     acquired = held_lease.try_acquire(store, SWEEP, make_claim())
     assert isinstance(acquired, held_lease.HeldLease)
     held, slept = [acquired], [0.0]
@@ -133,7 +131,7 @@ def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(
     held[0].check()
 
 
-def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
+def test_a_collection_that_stood_still_deletes_nothing_more(store):
     make(store)
     store.now += 2 * DAY
     gc(store)
@@ -189,7 +187,7 @@ def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
     return source, made
 
 
-def test_where_another_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from() -> None:
+def test_where_another_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from():
     store = Interrupting()
     source, made = ready_to_sweep(store)
     # The first look at the lease is by the sweep: it was not there when roots were searched.
@@ -198,7 +196,7 @@ def test_where_another_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_f
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
 
 
-def test_where_another_builds_meanwhile_what_it_shares_with_others_stays() -> None:
+def test_where_another_builds_meanwhile_what_it_shares_with_others_stays():
     store = Interrupting()
     old = make(store, "shards")
     grown = make_grown(store, old)
@@ -210,7 +208,7 @@ def test_where_another_builds_meanwhile_what_it_shares_with_others_stays() -> No
     assert {file.key for file in grown.files} <= store.names()
 
 
-def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
+def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays():
     store = Interrupting()
     wrong = make(store, seed=1)
     facts = {**ACCEPTED, "from": wrong.fingerprint}
@@ -224,7 +222,7 @@ def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays() -> N
     assert f"{place(wrong)}/revoked.json" in store.names()
 
 
-def test_what_came_since_it_was_listed_stays() -> None:
+def test_what_came_since_it_was_listed_stays():
     store = Interrupting()
     manifest, trained = make(store, seed=1), make(store, seed=2)
     put_run(store, "tiny-1", manifest)
@@ -250,7 +248,7 @@ def test_what_came_since_it_was_listed_stays() -> None:
     assert f"{place(trained)}/checkpoints/step-1/o-1/a" in store.names()
 
 
-def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> None:
+def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list():
     store = Interrupting()
     old = make(store, "shards")
     store.now += 2 * DAY
@@ -270,7 +268,7 @@ def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> No
     assert old.files[0].key in store.names()
 
 
-def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
+def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted():
     store = Interrupting()
     source, made = ready_to_sweep(store)
     manifest = f"{place(made)}/manifest.json"
@@ -281,7 +279,7 @@ def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
     ]
 
 
-def test_what_was_published_again_meanwhile_stays() -> None:
+def test_what_was_published_again_meanwhile_stays():
     store = Interrupting()
     source, made = ready_to_sweep(store)
     store.before_delete(made, lambda: put_whole(store, made))
@@ -289,7 +287,7 @@ def test_what_was_published_again_meanwhile_stays() -> None:
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
 
 
-def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
+def test_a_run_that_starts_again_meanwhile_keeps_its_record():
     store = Interrupting()
     manifest = make(store)
     put_run(store, "tiny-1", manifest, status="failed")
@@ -301,7 +299,7 @@ def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
     assert "runs/tiny-1.json" in store.names()
 
 
-def test_only_records_are_read_and_each_at_most_twice() -> None:
+def test_only_records_are_read_and_each_at_most_twice():
     asked: list[str] = []
 
     class Counting(MemoryStore):

@@ -53,7 +53,7 @@ def entry(task: str, epochs: int) -> dict[str, Any]:
         ({"m": []}, {"m": [entry("a", 1)]}, ['s.m [] -> [{"epochs": 1, "task": "a"}]']),
     ],
 )
-def test_settings(old: dict[str, Any], new: dict[str, Any], expected: list[str]):
+def test_settings(old, new, expected):
     assert words(old, new) == expected
 
 

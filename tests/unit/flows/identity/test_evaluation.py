@@ -19,7 +19,7 @@ def fingerprint(stage: Stage, *overrides: str, **digests: str) -> str:
 
 
 @pytest.mark.parametrize("stage", [BASE_EVAL, *CHAT_EVALS], ids=lambda stage: stage.name)
-def test_it_is_the_model_the_questions_and_its_own_settings(stage: Stage) -> None:
+def test_it_is_the_model_the_questions_and_its_own_settings(stage):
     same = fingerprint(stage)
     for name in (field.name for field in dataclasses.fields(RUN)):
         if name in ("seed", "pretrain", "sft", "rl", "optimizer"):
@@ -32,7 +32,7 @@ def test_it_is_the_model_the_questions_and_its_own_settings(stage: Stage) -> Non
     assert len({same, *changed}) == 3
 
 
-def test_other_questions_are_another_evaluation() -> None:
+def test_other_questions_are_another_evaluation():
     assert fingerprint(BASE_EVAL, "base_eval.core_max_per_task=100") != fingerprint(BASE_EVAL)
     assert fingerprint(BASE_EVAL, "base_eval.core_max_per_task=null") == fingerprint(BASE_EVAL)
     assert fingerprint(CHAT_EVALS[0], "chat_eval.tasks=[]") != fingerprint(CHAT_EVALS[0])

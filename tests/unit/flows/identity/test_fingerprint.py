@@ -75,7 +75,7 @@ def replace_text(root: Path, name: str, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_the_closure_is_what_the_entry_reaches(mini: Path):
+def test_the_closure_is_what_the_entry_reaches(mini):
     assert list(Code(mini).closure(PRETRAIN_ENTRY)) == [
         "nanochat_core",
         "nanochat_core.optim",
@@ -112,7 +112,7 @@ def test_the_closure_is_what_the_entry_reaches(mini: Path):
         ("tasks/words.txt", "unnamed", "changed"),
     ],
 )
-def test_words_layout_and_unreached_code_change_nothing(mini: Path, name: str, old: str, new: str):
+def test_words_layout_and_unreached_code_change_nothing(mini, name, old, new):
     before = [Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)]
     replace_text(mini, name, old, new)
     assert [Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)] == before
@@ -130,7 +130,7 @@ def test_words_layout_and_unreached_code_change_nothing(mini: Path, name: str, o
     ],
 )
 def test_a_change_of_meaning_changes_exactly_the_stages_that_reach_it(
-    mini: Path, name: str, old: str, new: str, entries: set[str]
+    mini, name, old, new, entries
 ):
     before = {entry: Code(mini).closure(entry) for entry in (PRETRAIN_ENTRY, SFT_ENTRY)}
     replace_text(mini, name, old, new)
@@ -138,13 +138,13 @@ def test_a_change_of_meaning_changes_exactly_the_stages_that_reach_it(
     assert changed == entries
 
 
-def test_a_data_file_that_appears_under_a_named_name_counts(mini: Path):
+def test_a_data_file_that_appears_under_a_named_name_counts(mini):
     before = Code(mini).closure(SFT_ENTRY)
     (mini / "tasks" / "absent.jsonl").write_text("")
     assert Code(mini).closure(SFT_ENTRY).keys() - before.keys() == {"tasks/absent.jsonl"}
 
 
-def test_a_stage_without_its_module_is_our_own_mistake(mini: Path):
+def test_a_stage_without_its_module_is_our_own_mistake(mini):
     with pytest.raises(AssertionError, match=r"no module nanochat_core\.train\.rl"):
         Code(mini).closure("nanochat_core.train.rl")
 
@@ -197,7 +197,7 @@ def test_the_digest_of_a_module_is_pinned():
     }
 
 
-def test_the_fingerprint_of_a_small_repository_is_pinned(mini: Path):
+def test_the_fingerprint_of_a_small_repository_is_pinned(mini):
     preimage = {
         "stage": "sft",
         "format": 1,
@@ -221,12 +221,12 @@ def test_canonical_json_keeps_ints_and_floats_apart_and_forgets_order():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), (1,), {1: 2}, {1}, b"", Path("a")])
-def test_a_value_without_a_stable_form_has_no_canonical_json(value: object):
+def test_a_value_without_a_stable_form_has_no_canonical_json(value):
     with pytest.raises((TypeError, ValueError)):
         canonical_json({"a": [value]})
 
 
-def test_a_field_at_its_neutral_value_is_left_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_field_at_its_neutral_value_is_left_out(monkeypatch):
     monkeypatch.setitem(NEUTRAL, "Newer.new", 0.0)
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +245,7 @@ def test_a_field_at_its_neutral_value_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert canonical_config(stage, run) == {"pretrain": {"old": 1, "new": 0.5}}
 
 
-def test_every_part_of_the_preimage_changes_the_fingerprint(mini: Path):
+def test_every_part_of_the_preimage_changes_the_fingerprint(mini):
     def identity(*, of_inputs: str = "0" * 64, **changes: Any) -> str:
         stage = dataclasses.replace(PRETRAIN, **{"entry": PRETRAIN_ENTRY} | changes)
         digests = {source.name: of_inputs for source in stage.inputs}
@@ -281,7 +281,7 @@ def test_a_carrier_computes_nothing():
         assert name in apart or not computes, name
 
 
-def test_the_carrier_that_writes_json_into_artifacts_has_pinned_bytes(tmp_path: Path):
+def test_the_carrier_that_writes_json_into_artifacts_has_pinned_bytes(tmp_path):
     """To change them, move the writer out of the carriers: it would decide bytes unseen."""
     write_json(tmp_path / "a.json", {"b": [1, 0.1], "a": {"text": "\u00e4"}, "empty": []})
     assert (tmp_path / "a.json").read_bytes() == (
@@ -302,7 +302,7 @@ IN_THE_SANDBOX = "tasks.sandbox.child"
 
 
 @pytest.mark.parametrize("stage", [s.name for s in STAGES if s is not REPORT])
-def test_no_stage_imports_by_computed_names(stage: str):
+def test_no_stage_imports_by_computed_names(stage):
     for name, source in _sources(stage_named(stage).entry):
         if name in (IN_THE_SANDBOX, "tasks.plugins"):  # `named_modules` adds what that imports
             continue
@@ -312,7 +312,7 @@ def test_no_stage_imports_by_computed_names(stage: str):
         assert "__import__" not in source, name
 
 
-def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini: Path, tmp_path: Path):
+def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini, tmp_path):
     cache = tmp_path / "cache" / "code.json"
     first = Code(mini, cache=cache)
     fresh = first.closure(SFT_ENTRY)
@@ -323,7 +323,7 @@ def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini: Path, tmp_pa
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY) != fresh
 
 
-def test_the_same_source_in_two_packages_reaches_the_modules_of_each(mini: Path):
+def test_the_same_source_in_two_packages_reaches_the_modules_of_each(mini):
     for package in ("one", "two"):
         folder = mini / "nanochat_core" / package
         folder.mkdir()
@@ -334,15 +334,13 @@ def test_the_same_source_in_two_packages_reaches_the_modules_of_each(mini: Path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"scanner": 1, "modules": 2}'])
-def test_a_damaged_cache_is_no_cache(mini: Path, tmp_path: Path, text: str):
+def test_a_damaged_cache_is_no_cache(mini, tmp_path, text):
     cache = tmp_path / "code.json"
     cache.write_text(text)
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY)
 
 
-def test_a_task_of_another_package_counts_with_what_it_imports_from_there(
-    mini: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_task_of_another_package_counts_with_what_it_imports_from_there(mini, monkeypatch):
     for name, text in {
         "riddles/__init__.py": "",
         "riddles/task.py": "from riddles import words\nimport elsewhere, tasks.identity\n",

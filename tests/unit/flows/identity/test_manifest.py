@@ -78,7 +78,7 @@ def test_the_digest_is_about_contents_and_not_about_places():
 )
 @pytest.mark.parametrize("field", ["path", "key"])
 @pytest.mark.parametrize("group", ["files", "logs"])
-def test_a_path_that_would_leave_its_directory_is_refused(group: str, field: str, path: str):
+def test_a_path_that_would_leave_its_directory_is_refused(group, field, path):
     files = (dataclasses.replace(FILES[0], **{field: path}),)
     manifest = make_manifest(**{group: files})
     if group == "files":
@@ -100,7 +100,7 @@ def test_a_path_that_would_leave_its_directory_is_refused(group: str, field: str
         ({"inputs": {}}, "inputs are not those"),
     ],
 )
-def test_parts_that_contradict_each_other_are_refused(changes: dict[str, Any], why: str):
+def test_parts_that_contradict_each_other_are_refused(changes, why):
     with pytest.raises(ArtifactError, match=why) as caught:
         read(make_manifest(**changes))
     assert caught.value.hint

@@ -1,8 +1,5 @@
 """What a person is told of a record that cannot be right: never first of all to delete it."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from flows.artifacts.publish import find_manifest
@@ -61,7 +58,7 @@ CASES = (
 
 @pytest.mark.parametrize("read", CASES, ids=[case.__name__ for case in CASES])
 def test_what_may_be_damaged_on_the_way_is_looked_at_from_elsewhere_before_it_is_deleted(
-    tmp_path: Path, read: Callable[[LocalStore], object]
+    tmp_path, read
 ):
     with pytest.raises(ArtifactError) as caught:
         read(LocalStore(tmp_path / "store"))

@@ -7,7 +7,7 @@ DIGITS = "0123456789ab" + "c" * 52
 REF = ArtifactRef("sft", DIGITS)
 
 
-def test_the_keys_of_an_artifact_stay_as_stores_have_them() -> None:
+def test_the_keys_of_an_artifact_stay_as_stores_have_them():
     under = f"sft/{DIGITS}"
     assert REF.name == "sft/0123456789ab"
     assert REF.prefix == under
@@ -23,6 +23,6 @@ def test_the_keys_of_an_artifact_stay_as_stores_have_them() -> None:
     assert SWEEP.lease_key == "gc/sweep/lease.json"
 
 
-def test_an_artifact_is_parsed_from_its_prefix_and_from_any_key_below_it() -> None:
+def test_an_artifact_is_parsed_from_its_prefix_and_from_any_key_below_it():
     for key in (REF.prefix, REF.manifest_key, f"{REF.files_prefix('a1')}/model.safetensors"):
         assert ArtifactRef.parse(key) == REF

@@ -1,7 +1,5 @@
 """What a scan takes for no code, and what it refuses."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.identity.fingerprint import Code
@@ -24,7 +22,7 @@ from nanochat_core.errors import ConfigError
         "match int:\n    case object(__doc__=text):\n        pass\n",
     ],
 )
-def test_code_that_reads_docstrings_is_refused(tmp_path: Path, source: str):
+def test_code_that_reads_docstrings_is_refused(tmp_path, source):
     package = tmp_path / "tasks"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -67,7 +65,7 @@ def test_code_that_reads_docstrings_is_refused(tmp_path: Path, source: str):
         ("import settings as typing\nif typing.TYPE_CHECKING:\n    X = 1\n", True),
     ],
 )
-def test_only_typings_flag_hides_code(source: str, runs: bool):
+def test_only_typings_flag_hides_code(source, runs):
     changed = source.replace("X = 1", "X = 2")
     digests = {scan(text.encode(), package="pkg").digest for text in (source, changed)}
     assert (len(digests) == 2) == runs
@@ -100,7 +98,7 @@ def test_only_typings_flag_hides_code(source: str, runs: bool):
         "del TYPE_CHECKING",
     ],
 )
-def test_another_binding_of_typings_flag_hides_no_code(binding: str):
+def test_another_binding_of_typings_flag_hides_no_code(binding):
     for begin in ("", "from typing import TYPE_CHECKING\n"):
         sources = [f"{begin}{binding}\nif TYPE_CHECKING:\n    X = {n}\n" for n in (1, 2)]
         assert len({scan(source.encode(), package="pkg").digest for source in sources}) == 2

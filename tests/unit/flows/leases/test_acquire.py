@@ -117,7 +117,7 @@ def set_age(directory: Path, seconds: float) -> None:
     os.utime(lease_path(directory), (then, then))
 
 
-def test_a_free_claim_is_granted_at_once_and_silently(wait: Callable[..., Waiter]) -> None:
+def test_a_free_claim_is_granted_at_once_and_silently(wait):
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), HeldLease)
     assert waiter.told == []
@@ -126,9 +126,7 @@ def test_a_free_claim_is_granted_at_once_and_silently(wait: Callable[..., Waiter
     assert not file_lock.is_held(waiter.claim.lock_path)
 
 
-def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(wait, tmp_path):
     with built_elsewhere(tmp_path) as lease:
         lease.note(step=310, total=900)
         wait_until(lambda: b'"step": 310' in lease_path(tmp_path).read_bytes())
@@ -145,9 +143,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(
     assert waiter.result.record.epoch == 2
 
 
-def test_who_is_waited_for_is_said_again_now_and_then(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_who_is_waited_for_is_said_again_now_and_then(wait, tmp_path):
     with built_elsewhere(tmp_path) as lease:
         began = time.monotonic()
         waiter = wait(terms=replace(TERMS, report=0.1))
@@ -158,7 +154,7 @@ def test_who_is_waited_for_is_said_again_now_and_then(
     assert "step 2/9" in waiter.told[-1]
 
 
-def test_another_builder_is_said_at_once(wait: Callable[..., Waiter], tmp_path: Path) -> None:
+def test_another_builder_is_said_at_once(wait, tmp_path):
     with built_elsewhere(tmp_path):
         first = wait("a")
         second = wait("b")
@@ -172,8 +168,8 @@ def test_another_builder_is_said_at_once(wait: Callable[..., Waiter], tmp_path: 
 
 @pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0])
 def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clock_says(
-    wait: Callable[..., Waiter], tmp_path: Path, age: float
-) -> None:
+    wait, tmp_path, age
+):
     terms = replace(TERMS, ttl=2.0)
     with built_elsewhere(tmp_path, beat=1000.0):
         set_age(tmp_path, age)
@@ -188,9 +184,7 @@ def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clo
     assert waiter.told[1].endswith(" ago; its lease expires after 2 s without one")
 
 
-def test_an_artifact_that_appears_ends_the_waiting(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_an_artifact_that_appears_ends_the_waiting(wait, tmp_path):
     with built_elsewhere(tmp_path) as lease:
         waiter = wait()
         wait_until(waiter.is_waiting)
@@ -199,7 +193,7 @@ def test_an_artifact_that_appears_ends_the_waiting(
         lease.check()
 
 
-def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path: Path) -> None:
+def test_stopping_the_run_ends_the_waiting(wait, tmp_path):
     slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
     with built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
@@ -208,9 +202,7 @@ def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path
         assert isinstance(waiter.wait_for_result(), StageInterrupted)
 
 
-def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(wait, tmp_path):
     slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
     path = file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
     with file_lock.try_hold(path), built_elsewhere(tmp_path):
@@ -220,9 +212,7 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
-def test_the_device_is_free_for_others_while_one_waits_for_another_machine(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_the_device_is_free_for_others_while_one_waits_for_another_machine(wait, tmp_path):
     device = threading.Semaphore()
     with built_elsewhere(tmp_path):
         waiter = wait(device=device)
@@ -236,9 +226,7 @@ def test_the_device_is_free_for_others_while_one_waits_for_another_machine(
     assert device.acquire(timeout=SECONDS)
 
 
-def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(wait, tmp_path):
     device = threading.Semaphore()
     is_free: list[bool] = []
 
@@ -258,9 +246,7 @@ def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
-def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(
-    wait: Callable[..., Waiter],
-) -> None:
+def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(wait):
     device = threading.Semaphore(0)
     waiter = wait(device=device)
     other = wait("b")
@@ -272,9 +258,7 @@ def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(
     assert waiter.wait_for_result() is ARTIFACT
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(wait, tmp_path):
     with built_elsewhere(tmp_path):
         waiter = wait()
         wait_until(waiter.is_waiting)
@@ -287,9 +271,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
-def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(
-    wait: Callable[..., Waiter], tmp_path: Path
-) -> None:
+def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(wait, tmp_path):
     terms = replace(TERMS, ttl=0.2)
     with built_elsewhere(tmp_path, beat=1000.0):
         set_age(tmp_path, -1000.0)  # it does not expire

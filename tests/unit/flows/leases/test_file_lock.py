@@ -1,7 +1,5 @@
 """One process builds a fingerprint; the others wait, and go on when it ends."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.identity.ref import ArtifactRef
@@ -13,7 +11,7 @@ def nobody_expected() -> None:
     raise AssertionError("waited")
 
 
-def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path: Path):
+def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path):
     assert (
         lock_path(tmp_path, ArtifactRef("sft", "ab" * 32)) == tmp_path / "sft" / "abababababab.lock"
     )
@@ -22,7 +20,7 @@ def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path: Path)
     )
 
 
-def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path: Path):
+def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path):
     path = tmp_path / "sft" / "x.lock"
     for _ in range(2):
         with hold(path, nobody_expected):
@@ -30,22 +28,22 @@ def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path: Path):
         assert not is_held(path)
 
 
-def test_a_lock_that_was_never_taken_is_free(tmp_path: Path):
+def test_a_lock_that_was_never_taken_is_free(tmp_path):
     assert not is_held(tmp_path / "none" / "x.lock")
 
 
-def test_an_error_inside_gives_the_lock_back(tmp_path: Path):
+def test_an_error_inside_gives_the_lock_back(tmp_path):
     with pytest.raises(ValueError, match="inside"), hold(tmp_path / "x.lock", nobody_expected):
         raise ValueError("inside")
     assert not is_held(tmp_path / "x.lock")
 
 
-def test_another_fingerprint_is_not_waited_for(tmp_path: Path):
+def test_another_fingerprint_is_not_waited_for(tmp_path):
     with hold(tmp_path / "a.lock", nobody_expected), hold(tmp_path / "b.lock", nobody_expected):
         pass
 
 
-def test_a_place_that_cannot_be_written_is_explained(tmp_path: Path):
+def test_a_place_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(StageError, match="cannot be written: ") as caught,
@@ -55,7 +53,7 @@ def test_a_place_that_cannot_be_written_is_explained(tmp_path: Path):
     assert "NANOCHAT_HOME" in (caught.value.hint or "")
 
 
-def test_a_lock_is_held_only_if_it_is_free(tmp_path: Path):
+def test_a_lock_is_held_only_if_it_is_free(tmp_path):
     path = tmp_path / "sft" / "x.lock"
     with try_hold(path) as first, try_hold(path) as second:
         assert (first, second) == (True, False)

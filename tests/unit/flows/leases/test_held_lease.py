@@ -71,7 +71,7 @@ def unplug(tmp_path: Path) -> Callable[[], Callable[[], None]]:
     return unplug
 
 
-def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store: LocalStore) -> None:
+def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store):
     with held_by_us(store) as lease:
         lease.note(step=3, total=9)
         wait_until(lambda: beats(store) > 3)
@@ -85,9 +85,7 @@ def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store: LocalStor
 
 
 @pytest.mark.parametrize("how", ["well", "badly"])
-def test_the_threads_end_with_the_block_and_the_lease_is_released(
-    store: LocalStore, how: str
-) -> None:
+def test_the_threads_end_with_the_block_and_the_lease_is_released(store, how):
     before = threading.active_count()
     with contextlib.suppress(ValueError), held_by_us(store):
         assert threading.active_count() == before + 2
@@ -97,7 +95,7 @@ def test_the_threads_end_with_the_block_and_the_lease_is_released(
     assert b'"released": true' in store.get(KEY)
 
 
-def test_a_refused_claim_names_the_holder(store: LocalStore) -> None:
+def test_a_refused_claim_names_the_holder(store):
     with held_by_us(store):
         holder = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"))
         assert isinstance(holder, LeaseHolder)
@@ -105,9 +103,7 @@ def test_a_refused_claim_names_the_holder(store: LocalStore) -> None:
     assert b'"released": true' in store.get(KEY)
 
 
-def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(
-    store: LocalStore, unplug: Callable[[], Callable[[], None]]
-) -> None:
+def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(store, unplug):
     with held_by_us(store, terms=SHORT) as lease:
         before = beats(store)
         plug_in = unplug()
@@ -120,7 +116,7 @@ def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(
         assert not lease.ending.is_set()
 
 
-def test_answers_that_are_damaged_end_no_heartbeats(tmp_path: Path) -> None:
+def test_answers_that_are_damaged_end_no_heartbeats(tmp_path):
     class Damaging(LocalStore):
         left = 0  # answers that will be damaged
 
@@ -141,8 +137,8 @@ def test_answers_that_are_damaged_end_no_heartbeats(tmp_path: Path) -> None:
 
 
 def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_contact(
-    store: LocalStore, unplug: Callable[[], Callable[[], None]], tmp_path: Path
-) -> None:
+    store, unplug, tmp_path
+):
     with held_by_us(store) as lease:
         plug_in = unplug()
         take_over(LocalStore(tmp_path / "away" / "store"))
@@ -156,9 +152,7 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
     assert b'"released": false' in store.get(KEY)  # it is not ours to release
 
 
-def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(store, monkeypatch):
     monkeypatch.setattr(held_lease, "MARGIN_SECONDS", 0.1)
     answer, may_hang, hangs = threading.Event(), threading.Event(), threading.Event()
 
@@ -184,7 +178,7 @@ def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
     answer.set()
 
 
-def test_stopping_the_run_ends_the_job_and_loses_nothing(store: LocalStore) -> None:
+def test_stopping_the_run_ends_the_job_and_loses_nothing(store):
     stop = threading.Event()
     with held_by_us(store, stop=stop) as lease:
         stop.set()

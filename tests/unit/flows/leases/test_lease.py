@@ -58,7 +58,7 @@ def record(store: LocalStore) -> dict[str, Any]:
     return json.loads(store.get(REF.lease_key))
 
 
-def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store: LocalStore) -> None:
+def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store):
     held = take(store, claim("a"))
 
     assert (held.record.owner, held.record.epoch) == ("owner-a", 1)
@@ -76,9 +76,7 @@ def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store: LocalSt
     assert not written["released"]
 
 
-def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
-    store: LocalStore, set_age: Callable[[float], None]
-) -> None:
+def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(store, set_age):
     held = take(store, claim("a"))
     assert str(ask(store, claim("b"))) == "run run-a on host host-a, heartbeat 0 s ago"
     renew(held, step=310, total=900)
@@ -107,8 +105,8 @@ AGES = pytest.mark.parametrize("age", [-86400.0, -TTL, 0.0, TTL + 1, 86400.0])
 
 @AGES
 def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_before(
-    store: LocalStore, set_age: Callable[[float], None], age: float
-) -> None:
+    store, set_age, age
+):
     clock = Clock()
     observer = lease.Observer(clock)
 
@@ -138,7 +136,7 @@ def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_befo
         renew(held, step=2, total=2)
 
 
-def test_a_new_owner_is_observed_anew(store: LocalStore) -> None:
+def test_a_new_owner_is_observed_anew(store):
     clock = Clock()
     observer = lease.Observer(clock)
     held = take(store, claim("a"))
@@ -156,7 +154,7 @@ def test_a_new_owner_is_observed_anew(store: LocalStore) -> None:
     assert find_holder(store, REF, observer=observer) is None
 
 
-def test_a_slow_answer_does_not_make_a_lease_older(store: LocalStore) -> None:
+def test_a_slow_answer_does_not_make_a_lease_older(store):
     clock = Clock()
 
     class Slow:
@@ -178,9 +176,7 @@ def test_a_slow_answer_does_not_make_a_lease_older(store: LocalStore) -> None:
         assert found.silence == 0
 
 
-def test_garbage_collection_takes_a_lease_that_is_hours_old(
-    store: LocalStore, set_age: Callable[[float], None]
-) -> None:
+def test_garbage_collection_takes_a_lease_that_is_hours_old(store, set_age):
     take(store, claim("a"))
     for age, kind in ((TTL + 1, LeaseHolder), (3000.0, LeaseHolder), (3601.0, HeldLease)):
         set_age(age)
@@ -188,7 +184,7 @@ def test_garbage_collection_takes_a_lease_that_is_hours_old(
         assert isinstance(found, kind), age
 
 
-def test_the_lease_of_a_dead_process_is_taken_at_once(store: LocalStore) -> None:
+def test_the_lease_of_a_dead_process_is_taken_at_once(store):
     take(store, claim("a", **vars(Process.this())))
     assert isinstance(ask(store, claim("b")), LeaseHolder)
     assert find_holder(store, REF) is not None
@@ -200,7 +196,7 @@ def test_the_lease_of_a_dead_process_is_taken_at_once(store: LocalStore) -> None
     assert take(store, claim("b")).record.epoch == 2
 
 
-def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> None:
+def test_the_same_owner_in_another_epoch_has_lost_it_too(store):
     old = take(store, claim("a"))
     old.release()
     take(store, claim("b")).release()
@@ -212,7 +208,7 @@ def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> N
     again.check()
 
 
-def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalStore) -> None:
+def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store):
     held = take(store, claim("a"))
     held.release()
     with pytest.raises(LeaseLost, match="it was released"):
@@ -255,9 +251,7 @@ class Losing:
 
 
 @pytest.mark.parametrize("earlier", [False, True])
-def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
-    store: LocalStore, earlier: bool
-) -> None:
+def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(store, earlier):
     if earlier:
         take(store, claim("a")).release()
     losing = Losing(store)
@@ -272,7 +266,7 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
     renew(held, step=1, total=2)
 
 
-def test_a_renewal_whose_answer_was_lost_does_no_harm(store: LocalStore) -> None:
+def test_a_renewal_whose_answer_was_lost_does_no_harm(store):
     losing = Losing(store)
     held = take(losing, claim("a"))
     losing.lost = 1
@@ -290,9 +284,7 @@ def test_a_renewal_whose_answer_was_lost_does_no_harm(store: LocalStore) -> None
 
 
 @pytest.mark.parametrize("ruin", ["cut", "flipped", "other fields", "other format"])
-def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
-    store: LocalStore, ruin: str
-) -> None:
+def test_a_record_that_cannot_be_read_is_an_error_and_not_free(store, ruin):
     held = take(store, claim("a"))
     data = store.get(REF.lease_key)
     store.put(
@@ -316,9 +308,7 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
         assert caught.value.hint
 
 
-def test_only_a_lease_that_lives_has_a_holder(
-    store: LocalStore, set_age: Callable[[float], None]
-) -> None:
+def test_only_a_lease_that_lives_has_a_holder(store, set_age):
     def find(**options: Any) -> LeaseHolder | None:
         return find_holder(store, REF, **options)
 

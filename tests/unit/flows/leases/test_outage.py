@@ -11,7 +11,7 @@ from tests.support.reliability.memory_store import MemoryStore
 WORKED = 1.2  # seconds before the store was lost
 
 
-def test_the_time_that_an_action_worked_is_not_counted_as_waiting() -> None:
+def test_the_time_that_an_action_worked_is_not_counted_as_waiting():
     said: list[str] = []
     answers = iter([StoreUnavailable("lost"), None])
 

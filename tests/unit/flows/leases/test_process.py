@@ -11,7 +11,7 @@ from flows.leases.process import Process
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names a boot")
 
 
-def test_another_process_with_its_number_is_not_it() -> None:
+def test_another_process_with_its_number_is_not_it():
     me = Process.this()
     assert not me.is_dead()
     assert me.start is not None
@@ -39,29 +39,25 @@ GONE = {"pid": 2**22 + 1}
         ),  # a container's host and machine
     ],
 )
-def test_what_is_known_of_a_process_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, str | int | None], is_dead: bool
-) -> None:
+def test_what_is_known_of_a_process_by_its_name(monkeypatch, fields, is_dead):
     monkeypatch.setattr(process, "_read", lambda path: "machine")
     monkeypatch.setattr(process, "FIRST_NAMESPACE", Process.this().namespace)
     assert replace(Process.this(), **fields).is_dead() == is_dead  # type: ignore[arg-type]
 
 
-def test_without_an_id_the_host_name_alone_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_id_the_host_name_alone_says_nothing(monkeypatch):
     monkeypatch.setattr(process, "_read", lambda path: None)
     assert not replace(Process.this(), boot="before").is_dead()
 
 
-def test_where_no_boot_has_a_name_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_boot_has_a_name_nothing_is_known(monkeypatch):
     gone = replace(Process.this(), **GONE)  # type: ignore[arg-type]
     monkeypatch.setattr(process, "boot_id", lambda: None)
     assert not gone.is_dead()
     assert not replace(gone, boot=None).is_dead()
 
 
-def test_where_proc_is_that_of_another_namespace_nothing_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_proc_is_that_of_another_namespace_nothing_is_known(monkeypatch):
     monkeypatch.setattr(process, "pid_namespace", lambda: None)
     gone = replace(Process.this(), **GONE)  # type: ignore[arg-type]
     assert not gone.is_dead()

@@ -30,7 +30,7 @@ def die(home: Path, *runs: str, store: str = STORE) -> None:
             raise KeyboardInterrupt
 
 
-def test_a_run_is_alive_while_its_lock_is_held_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_is_alive_while_its_lock_is_held_and_leaves_nothing(tmp_path):
     assert not is_held(tmp_path, "tiny-1")
     with hold(tmp_path, "tiny-1", store=STORE):
         assert is_held(tmp_path, "tiny-1")
@@ -42,7 +42,7 @@ def test_a_run_is_alive_while_its_lock_is_held_and_leaves_nothing(tmp_path: Path
     assert dead(tmp_path) == []
 
 
-def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path: Path) -> None:
+def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path):
     die(tmp_path, "tiny-2", "a.b.lock-1", "tiny-1")
     with hold(tmp_path, "tiny-3", store=STORE):
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path: Pa
         assert is_held(tmp_path, "tiny-3")
 
 
-def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path: Path) -> None:
+def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path):
     def calls(*, is_ended: bool = True, is_reported: bool) -> list[str]:
         found: list[str] = []
         forget_dead(
@@ -73,16 +73,14 @@ def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path: P
     assert calls(is_reported=True) == []
 
 
-def test_runs_of_another_store_are_left_to_its_commands(tmp_path: Path) -> None:
+def test_runs_of_another_store_are_left_to_its_commands(tmp_path):
     die(tmp_path, "tiny-1", store="file:///store2")
     die(tmp_path, "tiny-2")
     assert dead(tmp_path) == ["tiny-2"]
     assert dead(tmp_path, store="file:///store2") == ["tiny-1"]
 
 
-def test_a_run_that_several_processes_execute_lives_until_the_last_has_ended(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_several_processes_execute_lives_until_the_last_has_ended(tmp_path):
     with hold(tmp_path, "tiny-1", store=STORE):
         with hold(tmp_path, "tiny-1", store=STORE):
             pass
@@ -92,9 +90,7 @@ def test_a_run_that_several_processes_execute_lives_until_the_last_has_ended(
     assert not (tmp_path / "runs" / "tiny-1.lock").exists()
 
 
-def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(tmp_path):
     die(tmp_path, "tiny-1")
     has_begun, may_end = threading.Event(), threading.Event()
 
@@ -118,7 +114,7 @@ def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(
     thread.join()
 
 
-def test_a_home_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(StageError, match="cannot be written"), hold(tmp_path, "x", store=STORE):
         pass

@@ -23,7 +23,7 @@ def curves_of(stage: str, events: list[dict[str, Any]]) -> LossCurves:
     return curves
 
 
-def test_a_known_stage_shows_its_own_quantities_in_their_order() -> None:
+def test_a_known_stage_shows_its_own_quantities_in_their_order():
     events = [evaluation(0, val_bpb=4.0), step(1, loss=6.0, tokens_per_second=9.0)]
     events += [step(2, loss=5.0, tokens_per_second=9.0), evaluation(2, val_bpb=3.0)]
     shown = curves_of("pretrain", events).shown()
@@ -33,19 +33,19 @@ def test_a_known_stage_shows_its_own_quantities_in_their_order() -> None:
     ]
 
 
-def test_a_stage_that_nothing_is_known_of_shows_its_loss() -> None:
+def test_a_stage_that_nothing_is_known_of_shows_its_loss():
     events = [step(1, loss=2.0), step(2, loss=1.0), {"kind": "message", "text": "loss"}]
     [(quantity, points)] = curves_of("mine", events).shown()
     assert quantity.title == "mine loss"
     assert points == [(1, 2.0), (2, 1.0)]
 
 
-def test_a_point_and_what_is_no_number_are_no_curve() -> None:
+def test_a_point_and_what_is_no_number_are_no_curve():
     assert curves_of("sft", [step(1, loss=1.0), step(2, loss=float("nan"))]).shown() == []
     assert curves_of("rows", [step(1), step(2)]).shown() == []
 
 
-def test_steps_that_were_done_again_are_shown_as_they_came_out_last() -> None:
+def test_steps_that_were_done_again_are_shown_as_they_came_out_last():
     earlier = [step(1, loss=9.0), step(2, loss=8.0), step(3, loss=7.0)]
     curves = curves_of("sft", [step(3, loss=3.0), step(4, loss=2.0)])
     curves.add_earlier(earlier)
@@ -55,7 +55,7 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last() -> None:
     assert points == [(row["step"], row["loss"]) for row in rows_of(told)]  # as metrics.parquet
 
 
-def test_the_picture_is_a_small_drawing_in_its_own_address() -> None:
+def test_the_picture_is_a_small_drawing_in_its_own_address():
     many = [step(i, loss=7.0 - i / 100 + i % 7) for i in range(1, 5000)]
     many += [evaluation(i, val_bpb=4 - i / 5000) for i in range(0, 5000, 500)]
     url = picture_url(curves_of("pretrain", many).shown())

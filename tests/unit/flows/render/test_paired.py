@@ -37,7 +37,7 @@ def write(
     return directory
 
 
-def test_a_task_a_mean_and_bits_per_byte_have_differences_of_pairs(tmp_path: Path) -> None:
+def test_a_task_a_mean_and_bits_per_byte_have_differences_of_pairs(tmp_path):
     old, new = (
         write(tmp_path / name, RIGHT[name], nats=nats) for name, nats in (("old", 0), ("new", -1))
     )
@@ -54,14 +54,14 @@ def test_a_task_a_mean_and_bits_per_byte_have_differences_of_pairs(tmp_path: Pat
     assert -0.1 < found["val_bpb"].low < found["val_bpb"].high < -0.04
 
 
-def test_other_questions_and_other_text_are_no_pairs(tmp_path: Path) -> None:
+def test_other_questions_and_other_text_are_no_pairs(tmp_path):
     old = write(tmp_path / "old", RIGHT["old"])
     new = write(tmp_path / "new", RIGHT["new"], num_bytes=31, suite="b")
     found = pair(old, new)
     assert (found.differences, found.why_not) == ({}, "their suites are a and b")
 
 
-def test_a_mean_with_another_task_in_it_is_no_pair(tmp_path: Path) -> None:
+def test_a_mean_with_another_task_in_it_is_no_pair(tmp_path):
     old = write(tmp_path / "old", {"sums": 40})
     new = write(tmp_path / "new", RIGHT["new"])
     assert pair(old, new).differences.keys() == {"sums", "val_bpb", "train_bpb"}
@@ -69,7 +69,7 @@ def test_a_mean_with_another_task_in_it_is_no_pair(tmp_path: Path) -> None:
     assert "core" not in pair(unknown, unknown).differences
 
 
-def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path):
     new = write(tmp_path / "new", RIGHT["new"])
     (tmp_path / "old").mkdir()
     assert not pair(tmp_path / "old", new).differences
@@ -80,7 +80,7 @@ def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path
         (tmp_path / "old" / name).unlink()
 
 
-def test_pairs_narrow_the_interval_of_a_difference() -> None:
+def test_pairs_narrow_the_interval_of_a_difference():
     old, new = Score(value=0.4, low=0.3, high=0.5), Score(value=0.65, low=0.55, high=0.75)
     apart = delta_of(old, new, None)
     paired = delta_of(old, new, paired_difference(100, 40, 25, 0))
@@ -92,7 +92,7 @@ def test_pairs_narrow_the_interval_of_a_difference() -> None:
     assert delta_of(old, Score(value=0.5), None) == Delta(value=pytest.approx(0.1))
 
 
-def test_a_difference_is_clear_if_its_interval_leaves_out_0() -> None:
+def test_a_difference_is_clear_if_its_interval_leaves_out_0():
     assert Delta(value=0.2, low=0.1, high=0.3).is_clear
     assert not Delta(value=0.2, low=-0.1, high=0.3).is_clear
     assert Delta(value=0.2, low=-0.1, high=0.3).number() == "+0.2 (-0.1 to +0.3)"

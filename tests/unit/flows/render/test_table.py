@@ -19,7 +19,7 @@ ROWS = [
 ]
 
 
-def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned() -> None:
+def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned():
     lines = columns(ROWS, right=(3,))
     assert len(lines) == len(ROWS)
     assert {line.index(row[2]) for line, row in zip(lines, ROWS, strict=True)} == {32}
@@ -28,7 +28,7 @@ def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned() -> None:
 
 @pytest.mark.parametrize("width", [1, 20, 34, 40, 60, 72, 80, 100, 1000])
 @pytest.mark.parametrize("indent", ["", "  "])
-def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width: int, indent: str) -> None:
+def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width, indent):
     lines = columns(ROWS, right=(3,), indent=indent, width=width)
     assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
     longest = max(len(indent) + 4 + len(word) for line in lines for word in line.split())
@@ -38,7 +38,7 @@ def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width: int, indent
     assert [line.split()[0] for line in rows] == [row[0] for row in ROWS]
 
 
-def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can() -> None:
+def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can():
     rows = [
         ("= a", "", ""),
         ("~ b", "5 s (at the pace of b/1a2b)", "x 1 -> 2"),
@@ -53,7 +53,7 @@ def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can() ->
     ]
 
 
-def test_no_rows_are_no_lines() -> None:
+def test_no_rows_are_no_lines():
     assert columns([]) == columns([], width=60) == []
 
 
@@ -73,11 +73,11 @@ def test_no_rows_are_no_lines() -> None:
         (-86_400, "2026-11-21"),
     ],
 )
-def test_a_time_is_said_by_how_long_ago_it_was(seconds: float, said: str) -> None:
+def test_a_time_is_said_by_how_long_ago_it_was(seconds, said):
     noon = 1_795_262_400.0
     assert ago("2026-11-21T12:00:00Z", noon + seconds) == said
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-45T00:00:00Z", "\x1b[2J"])
-def test_what_is_no_time_is_left_as_it_is(text: str) -> None:
+def test_what_is_no_time_is_left_as_it_is(text):
     assert ago(text, 0.0) == text

@@ -51,7 +51,7 @@ def show(*events: tuple[str, dict[str, Any]], terminal: bool = False) -> str:
         (step(3, loss=1.0), None),
     ],
 )
-def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> None:
+def test_each_event_has_its_line(event, text):
     assert describe(event) == text
 
 
@@ -71,11 +71,11 @@ def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> Non
         (652_944_960, "7557 days 5 h"),
     ],
 )
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_said_as_people_say_them(seconds, text):
     assert duration(seconds) == text
 
 
-def test_lines_are_aligned_and_plain_where_there_is_no_terminal() -> None:
+def test_lines_are_aligned_and_plain_where_there_is_no_terminal():
     printed = show(
         ("rows", {"kind": "cached", "uri": "file:///x"}),
         ("pretrain", {"kind": "building", "fingerprint": "f", "processes": 1}),
@@ -89,9 +89,7 @@ def test_lines_are_aligned_and_plain_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_steps_are_lines_now_and_then_with_values_and_the_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_are_lines_now_and_then_with_values_and_the_time_left(monkeypatch):
     monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
     # A busy machine needs 0.01 s for the step.
     monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: 1000.0))
@@ -101,19 +99,19 @@ def test_steps_are_lines_now_and_then_with_values_and_the_time_left(
     assert printed == "pretrain  step 50/100, loss 3.142, 90,000 tokens/s, 0 s left\n"
 
 
-def test_steps_in_quick_succession_print_nothing() -> None:
+def test_steps_in_quick_succession_print_nothing():
     steps = [("pretrain", step(number)) for number in range(50)]
 
     assert show(("pretrain", START), *steps) == ""
 
 
-def test_a_failure_shows_the_last_lines_of_its_log() -> None:
+def test_a_failure_shows_the_last_lines_of_its_log():
     printed = show(("rows", {"kind": "failed", "error": "no good", "log_tail": "Traceback\n  x"}))
 
     assert printed.splitlines() == ["rows      failed: no good", "Traceback", "  x"]
 
 
-def test_a_terminal_shows_a_bar_and_takes_it_away() -> None:
+def test_a_terminal_shows_a_bar_and_takes_it_away():
     printed = show(
         ("pretrain", {"kind": "building", "fingerprint": "f", "processes": 1}),
         ("pretrain", START),
@@ -126,7 +124,7 @@ def test_a_terminal_shows_a_bar_and_takes_it_away() -> None:
     assert "\x1b[?25h" in printed[-10:]  # the cursor is given back
 
 
-def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_honoured(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
 
     printed = show(("rows", {"kind": "warning", "text": "odd"}), terminal=True)
@@ -134,7 +132,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[33m" not in printed
 
 
-def test_stages_may_speak_at_the_same_time() -> None:
+def test_stages_may_speak_at_the_same_time():
     out = io.StringIO()
     names = [f"s{number}" for number in range(8)]
     with Display(Console(file=out), stages=names) as shown:
@@ -162,9 +160,7 @@ def test_a_number_with_its_interval_is_one_number():
     assert describe_values({"core": 0.21, "core_low": 0.2}) == "core 0.21"
 
 
-def test_the_time_left_of_the_whole_run_counts_stages_that_have_not_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_left_of_the_whole_run_counts_stages_that_have_not_ended(monkeypatch):
     monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
     out = io.StringIO()
     expected = {"rows": 3600.0, "pretrain": 7220.0}
@@ -180,7 +176,7 @@ def test_the_time_left_of_the_whole_run_counts_stages_that_have_not_ended(
         assert shown.left == ""
 
 
-def test_an_offer_follows_the_end_of_its_stage() -> None:
+def test_an_offer_follows_the_end_of_its_stage():
     out = io.StringIO()
     finished = {"kind": "finished", "uri": "file:///x/rows/ab/m", "seconds": 1.0, "metrics": {}}
     with Display(
@@ -214,7 +210,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_stage_of_unknown_time_never_counts_as_no_time(clock: Clock) -> None:
+def test_a_stage_of_unknown_time_never_counts_as_no_time(clock):
     out = io.StringIO()
     expected = {"rows": 60.0, "midtrain": None, "sft": None}
     with Display(Console(file=out, width=200), stages=expected, expected=expected) as shown:
@@ -235,7 +231,7 @@ def test_a_stage_of_unknown_time_never_counts_as_no_time(clock: Clock) -> None:
         assert line.endswith("30 s left; run about 6 min 30 s left")
 
 
-def test_a_stage_that_takes_longer_than_expected_makes_the_sum_a_lower_bound(clock: Clock) -> None:
+def test_a_stage_that_takes_longer_than_expected_makes_the_sum_a_lower_bound(clock):
     expected = {"rows": 10.0, "pretrain": 100.0}
     with Display(Console(file=io.StringIO()), stages=expected, expected=expected) as shown:
         shown.watch("rows", BUILDING)
@@ -251,7 +247,7 @@ def test_a_stage_that_takes_longer_than_expected_makes_the_sum_a_lower_bound(clo
         assert shown.left == f"time left not known: {late}"
 
 
-def test_a_stage_that_was_not_going_to_be_built_counts_once_it_is(clock: Clock) -> None:
+def test_a_stage_that_was_not_going_to_be_built_counts_once_it_is(clock):
     out = io.StringIO()
     with Display(Console(file=out, width=200), stages=["rows"], expected={"sft": 5.0}) as shown:
         shown.watch("rows", BUILDING)
@@ -263,7 +259,7 @@ def test_a_stage_that_was_not_going_to_be_built_counts_once_it_is(clock: Clock) 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_run_has_never_less_time_left_than_a_stage_of_it(clock: Clock, seed: int) -> None:
+def test_the_run_has_never_less_time_left_than_a_stage_of_it(clock, seed):
     random = Random(seed)
     names = [f"s{number}" for number in range(6)]
     expected = {name: random.choice([None, 0.5, 30.0, 500.0]) for name in names[1:]}
