@@ -25,5 +25,4 @@ def test_every_training_stage_repeats_itself_to_the_bit(
     longer = {"num_steps": 400} if name == "rl" else {"num_epochs": 400}
     job = make_job(name, tmp_path / "job", models, section=longer)
     proof = prove_edit(copy_repository(tmp_path), stage, config, job, CLEARER)
-    assert proof.compared.startswith("3 steps, ")
-    assert proof.compared.endswith(", weights and optimizer too")
+    assert proof.compared >= 3 + 2  # a value of each step; weights and optimizer
