@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
-import sys
+import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.assertion import rewrite
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
@@ -44,6 +43,7 @@ TRANSFORMERS = (
 )
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
+SHARED = pytest.StashKey[Path]()
 UNFREEZE = gc.unfreeze  # which is replaced below
 
 # Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
@@ -66,10 +66,9 @@ def scans_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that all workers of a run have in common, and runs of their own do not."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(request.config, "workerinput") else own
+def shared(pytestconfig: pytest.Config) -> Path:
+    """Return a directory that all workers of a run have in common."""
+    return pytestconfig.stash[SHARED]
 
 
 @pytest.fixture(scope="session")
@@ -146,33 +145,12 @@ def server(shared: Path, prefect_database: Path, authority: Path) -> Iterator[Se
 
 
 class FileScheduling(LoadScopeScheduling):
-    """Has one worker run a whole file, whose fixtures are then made once.
-
-    Files that change what is registered in the Prefect server are run by one worker too.
-    """
-
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        super().__init__(config, log)
-        config.option.loadscopereorder = False  # the long files were named first
-
-    def remove_node(self, node: Any) -> str | None:
-        """Return the test that a lost worker ran: it is not run again, as pytest-xdist would."""
-        units = self.assigned_work.get(node, {})
-        lost = next(
-            (test for unit in units.values() for test, done in unit.items() if not done), None
-        )
-        if lost is not None:
-            units[self._split_scope(lost)][lost] = True
-        for scope in [scope for scope, unit in units.items() if all(unit.values())]:
-            del units[scope]
-        super().remove_node(node)
-        return lost
+    """Has one worker run a whole file, whose fixtures are then made once, or a group of files."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/unit/architecture/"):  # whose files share syntax trees
-            return "architecture"
         if nodeid.startswith(TRANSFORMERS):  # which takes five seconds to import
             return "transformers"
+        # Files that change what is registered in the one Prefect server.
         return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
 
 
@@ -185,10 +163,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
-    """Keep the garbage collector from all that is imported: it would visit it again and again."""
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep the garbage collector from all that is imported, a third of the CPU of a collection."""
     gc.disable()
-    _compile_share(session.config)
     try:
         return (yield)
     finally:
@@ -197,33 +174,34 @@ def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def _compile_share(config: pytest.Config) -> None:
-    """In a fresh clone each worker compiles its share of the test files, not every worker all."""
-    worker: dict[str, Any] = getattr(config, "workerinput", {})
-    if not worker or sys.dont_write_bytecode:
-        return
-    files = sorted(path for folder in config.args for path in Path(folder).rglob("test_*.py"))
-    for path in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
-        cached = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
-        if rewrite._read_pyc(path, cached) is None and rewrite.try_makedirs(cached.parent):
-            source, code = rewrite._rewrite_test(path, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, cached)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
     """Have files scheduled, not tests; pytest-xdist's own groups need an older pytest."""
     return FileScheduling(config, log)
 
 
-@pytest.hookimpl(specname="pytest_unconfigure")
-def pytest_end_of_run(config: pytest.Config) -> None:
-    """Let objects be collected again, and stop the servers, which no test uses any more."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the directory that the workers share."""
+    given = getattr(config, "workerinput", {}).get("shared")
+    config.stash[SHARED] = Path(given or tempfile.mkdtemp(prefix="nanochat-tests-"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker the directory."""
+    node.workerinput["shared"] = str(node.config.stash[SHARED])
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let objects be collected again, and stop the servers; their logs stay if a test failed."""
     UNFREEZE()  # or DuckDB's bindings print at exit that all their types were leaked
-    if not hasattr(config, "workerinput"):
-        shared = config._tmp_path_factory.getbasetemp()  # as pytest-xdist finds it
-        stop_server(shared / PREFECT)
-        stop_s3(shared / S3)
+    shared = session.config.stash[SHARED]
+    if hasattr(session.config, "workerinput"):
+        return
+    stop_server(shared / PREFECT)
+    stop_s3(shared / S3)
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 def _send_what_is_queued() -> None:
