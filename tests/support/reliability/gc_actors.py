@@ -8,11 +8,9 @@ pre-image) and the jobs, which are sleeps that leave checkpoints.
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import Callable, Generator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import flows.building.build
 from flows.artifacts.pins import pin, reserve
 from flows.artifacts.publish import commit, find_manifest, publish
 from flows.artifacts.revocations import accepted_from, find_revoked, revoke
@@ -25,13 +23,12 @@ from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.stages import Stage
-from infra.placement import Placement
-from infra.storage.base import ObjectInfo, ObjectNotFound
+from infra.storage.base import ObjectNotFound
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
 from tests.support.flows import shelf
-from tests.support.reliability.gc_judge import Judge
-from tests.support.reliability.sim_actors import TERMS, machine, simulated
+from tests.support.reliability import sim_actors as actors
+from tests.support.reliability.sim_actors import TERMS, Scene
 from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import SimStore
 from tests.support.reliability.sim_threading import SimThreading
@@ -50,52 +47,11 @@ _CONTENTS = 20
 ACCEPTED = 10  # variants from here on are made by accepting another
 
 
-class DatedStore(SimStore):
-    """Entries say when objects were really written."""
-
-    def _entry(self, key: str, size: int) -> ObjectInfo:
-        stored = self.objects.stored.get(key)
-        if stored is None:  # deleted since it was listed
-            return ObjectInfo(key=key, size=0, modified=self.objects.world.now, etag="")
-        return ObjectInfo(
-            key=key, size=len(stored.data), modified=stored.written, etag=stored.version
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scene:
-    """What all actors of a history share."""
-
-    world: World
-    judge: Judge
-    scratch: Path  # for outputs and homes
-
-    def output_of(self, content: bytes) -> Path:
-        """A finished job's output: one file."""
-        output = self.scratch / "outputs" / content.hex()
-        if not output.exists():
-            output.mkdir(parents=True)
-            (output / "value").write_bytes(content)
-        return output
-
-    def placement(self, home: str) -> Placement:
-        """A machine."""
-        return machine(self.scratch / home)
-
-
-class Actor:
-    """A process's program."""
-
-    def __init__(self, scene: Scene, process: Process) -> None:
-        self.scene = scene
-        self.world = scene.world
-        self.judge = scene.judge
-        self.process = process
-        self.store = DatedStore(scene.judge.objects, process)
-        process.program = self
+class Actor(actors.Actor):
+    """A process's program, which tries a few times."""
 
     def main(self) -> None:
-        """Try a few times."""
+        """Attempt it until it does not fail, a few times at most."""
         for _ in range(_TRIES):
             try:
                 return self.attempt()
@@ -180,7 +136,7 @@ class Runner(Actor):
         return BuildContext(
             run=self.variants,  # type: ignore[arg-type]
             run_id=self.run,
-            placement=self.scene.placement(self.process.home),
+            placement=self.scene.placement_of(self.process),
             store=self.store,
             watch=self.watch,
             strict=True,
@@ -377,17 +333,6 @@ def _identity_from(
     return identity_of(stage.name, run, digests)
 
 
-@contextlib.contextmanager
-def simulated_pipeline(world: World) -> Generator[None]:
-    """The product's modules live in the world while the block runs."""
-    before: dict[str, Callable[..., Any]] = {}
-    with simulated(world):
-        patches = {"identify_from": _identity_from, "_build": _build_simulated}
-        for name, value in patches.items():
-            before[name] = getattr(flows.building.build, name)
-            setattr(flows.building.build, name, value)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(flows.building.build, name, value)
+def simulated_pipeline(world: World) -> contextlib.AbstractContextManager[None]:
+    """Have the product's modules live in the world while a block runs."""
+    return actors.simulated(world, identify=_identity_from, build=_build_simulated)

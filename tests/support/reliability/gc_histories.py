@@ -14,9 +14,9 @@ from pathlib import Path
 from flows.gc.reach import Rules
 from tests.support.reliability import gc_actors as actors
 from tests.support.reliability.gc_judge import Broken, Judge
-from tests.support.reliability.sim_actors import TERMS, open_scratch
+from tests.support.reliability.sim_actors import TERMS, Scene, open_scratch
 from tests.support.reliability.sim_process import Process
-from tests.support.reliability.sim_store import Objects
+from tests.support.reliability.sim_store import Objects, SimStore
 from tests.support.reliability.sim_world import Faults, World
 
 DAY = 86400.0  # virtual seconds
@@ -55,7 +55,7 @@ class _Simulation:
         self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
         self.world.on_death = self.on_death
         self.judge = Judge(Objects(self.world), rules, ttl=TERMS.ttl)
-        self.scene = actors.Scene(world=self.world, judge=self.judge, scratch=scratch)
+        self.scene = Scene(world=self.world, judge=self.judge, open_store=SimStore, scratch=scratch)
         self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
         self.rules = rules
 
@@ -128,9 +128,7 @@ class _Simulation:
         """Perhaps somebody starts it again."""
         program = self.running.pop(process, None)
         if program and self.rng.random() < 0.4:
-            again = Process(
-                f"{process.name}'", home=process.home, skew=process.skew, machine=process.machine
-            )
+            again = process.again(namespace=process.namespace)
             self.begin(again, program, after=30.0 * self.rng.random())
 
     def pause_one(self) -> None:

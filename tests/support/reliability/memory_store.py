@@ -1,99 +1,57 @@
 """A store in memory with a clock that tests set: what is old in it became so at once."""
 
-import hashlib
+import random
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-from infra.storage.base import (
-    ObjectInfo,
-    ObjectNotFound,
-    OnBytes,
-    VersionedObject,
-    check_key,
-    ignore_bytes,
-)
+from tests.support.reliability.sim_process import Process
+from tests.support.reliability.sim_store import Object, Objects, SimStore
+from tests.support.reliability.sim_world import Request
 
 DAY, HOUR = 86400.0, 3600.0
 
 
-class MemoryStore:
-    """Objects with the moments they were written at. Any number of threads may use it."""
+class _Calm:
+    """A world in which every request takes effect at once. Any number of threads may ask."""
 
     def __init__(self) -> None:
-        self.now = 1_000_000.0  # the store's clock; tests move it
-        self.unfinished: list[float] = []  # when half written objects were begun
-        self.deleted: list[str] = []  # keys, in order
-        self._objects: dict[str, tuple[bytes, float]] = {}
+        self.now = 1_000_000.0
+        self.store_skew = 0.0
+        self.rng = random.Random(0)
         self._lock = threading.RLock()
 
+    def ask(self, request: Request, take_effect: Callable[[Request], Any]) -> Any:
+        """Return the answer, or raise it."""
+        with self._lock:
+            answer = take_effect(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class MemoryStore(SimStore):
+    """The simulation's objects, without its faults."""
+
+    def __init__(self) -> None:
+        world: Any = _Calm()
+        super().__init__(Objects(world), Process("memory", home="memory", skew=0.0))
+        self.unfinished: list[float] = []  # when half written objects were begun
+        self.deleted: list[str] = []  # keys, in order
+        self.objects.on_effect = self._note
+
     @property
-    def url(self) -> str:
-        """See Store."""
-        return "memory://store"
+    def now(self) -> float:
+        """Return the store's clock."""
+        return self.objects.world.now
 
-    def put(self, key: str, data: bytes) -> None:
-        """See Store."""
-        with self._lock:
-            self._objects[check_key(key)] = (data, self.now)
+    @now.setter
+    def now(self, now: float) -> None:
+        self.objects.world.now = now
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See Store."""
-        with self._lock:
-            if key not in self._objects:
-                self.put(key, data)
-            return self._objects[key][0] == data
-
-    def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-        """See Store."""
-        with self._lock:
-            if key not in self._objects:
-                return False
-            if _version(self.get(key)) == version:
-                self.put(key, data)
-            return self.get(key) == data
-
-    def get(self, key: str, *, size: int | None = None) -> bytes:
-        """See Store."""
-        return self.get_stored(key).data
-
-    def get_stored(self, key: str) -> VersionedObject:
-        """See Store."""
-        with self._lock:
-            if key not in self._objects:
-                raise ObjectNotFound(key)
-            data, written = self._objects[key]
-            return VersionedObject(data=data, version=_version(data), age=self.now - written)
-
-    def head(self, key: str) -> ObjectInfo:
-        """See Store."""
-        with self._lock:
-            if key not in self._objects:
-                raise ObjectNotFound(key)
-            return self._entry(key)
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store."""
-        with self._lock:
-            keys = sorted(key for key in self._objects if key.startswith(prefix))
-            entries = [self._entry(key) for key in keys]
-        yield from entries
-
-    def delete(self, key: str) -> None:
-        """See Store."""
-        with self._lock:
-            if self._objects.pop(key, None) is not None:
-                self.deleted.append(key)
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
-        self.put(key, path.read_bytes())
-        on_bytes(path.stat().st_size)
-
-    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
-        path.write_bytes(self.get(key, size=size))
-        on_bytes(path.stat().st_size)
+    def names(self, prefix: str = "") -> set[str]:
+        """Return the keys of what there is."""
+        return {key for key in list(self.objects.stored) if key.startswith(prefix)}
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
@@ -101,18 +59,6 @@ class MemoryStore:
         self.unfinished = [begun for begun in self.unfinished if begun not in old]
         return len(old)
 
-    def check_conditions(self) -> None:
-        """See Store."""
-
-    def _entry(self, key: str) -> ObjectInfo:
-        data, written = self._objects[key]
-        return ObjectInfo(key=key, size=len(data), modified=written, etag=_version(data))
-
-    def names(self, prefix: str = "") -> "set[str]":
-        """Keys of what there is."""
-        with self._lock:
-            return {key for key in self._objects if key.startswith(prefix)}
-
-
-def _version(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    def _note(self, request: Request, old: Object | None, new: Object | None) -> None:
+        if new is None:
+            self.deleted.append(request.key)

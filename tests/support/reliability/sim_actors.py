@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import pytest
+
 import flows.building.build
 import flows.leases.acquire
 import flows.leases.file_lock
@@ -36,7 +38,6 @@ from infra.storage.base import ObjectNotFound, Retry, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
 from tests.support.flows.rows import PROVENANCE
-from tests.support.reliability.sim_invariants import Judge
 from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
@@ -70,7 +71,7 @@ class Scene:
     """What all actors of a history share."""
 
     world: World
-    judge: Judge
+    judge: Any  # the referee of this kind of history
     open_store: Callable[[Objects, Process], AnyStore]
     scratch: Path
 
@@ -83,18 +84,13 @@ class Scene:
         return output
 
     def placement_of(self, process: Process) -> Placement:
-        """A machine."""
-        return machine(self.scratch / process.home)
-
-
-def machine(home: Path) -> Placement:
-    """A machine with this home."""
-    return Placement(
-        home=home,
-        store="sim://store",
-        gpus=0,
-        resources=one_thread(save_every_seconds=60.0),
-    )
+        """Return the machine of a process."""
+        return Placement(
+            home=self.scratch / process.home,
+            store="sim://store",
+            gpus=0,
+            resources=one_thread(save_every_seconds=60.0),
+        )
 
 
 class Actor:
@@ -108,8 +104,12 @@ class Actor:
         self.store = scene.open_store(scene.judge.objects, process)
         self.process.program = self
 
+    def main(self) -> None:
+        """Run to the end."""
+        raise NotImplementedError
+
     def find(self) -> Manifest | None:
-        """The newest artifact of the recipe."""
+        """Return the newest artifact of the recipe."""
         redo = find_redo(self.store, IDENTITY.ref)
         for number in range(redo.number, -1, -1):
             if found := find_manifest(self.store, IDENTITY.redone(number).ref):
@@ -292,8 +292,13 @@ def _build_simulated(
 
 
 @contextlib.contextmanager
-def simulated(world: World) -> Generator[None]:
-    """The product's modules get the world's clock, threads and names while the block runs."""
+def simulated(
+    world: World,
+    *,
+    identify: Callable[..., Identity] = lambda *a, **k: IDENTITY,
+    build: Callable[..., Built] = _build_simulated,
+) -> Generator[None]:
+    """Give the product's modules the world's clock, threads and names while the block runs."""
     time, threading, system = SimTime(world), SimThreading(world), SimSystem(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
         (flows.leases.held_lease, "threading", threading),
@@ -313,15 +318,11 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.process, "read_stat", system.read_stat),
         (flows.building.build, "time", time),
         (flows.building.build, "Code", lambda root, cache: None),
-        (flows.building.build, "identify_from", lambda *a, **k: IDENTITY),
-        (flows.building.build, "_build", _build_simulated),
+        (flows.building.build, "identify_from", identify),
+        (flows.building.build, "_build", build),
         (uuid, "uuid4", world.uuid4),
     )
-    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
-    try:
-        for module, name, value in patches:
-            setattr(module, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        for target, name, value in patches:
+            patch.setattr(target, name, value)
         yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from greenlet import getcurrent
 
 import flows.artifacts.publish
@@ -34,15 +35,11 @@ class Mutation:
 
     @contextlib.contextmanager
     def applied(self) -> Generator[None]:
-        """It is missing while the block runs."""
-        before = [(target, name, vars(target)[name]) for target, name, _ in self.patches]
-        try:
+        """Take the protection out while the block runs."""
+        with pytest.MonkeyPatch.context() as patch:
             for target, name, value in self.patches:
-                setattr(target, name, value)
+                patch.setattr(target, name, value)
             yield
-        finally:
-            for target, name, value in before:
-                setattr(target, name, value)
 
 
 class _PlainPut(SimStore):

@@ -60,3 +60,14 @@ class Process:
         self.paused_until = 0.0
         self.cut_off_until = 0.0  # it runs, and nothing that it sends reaches the store
         self.greenlets: list[greenlet] = []
+
+    def again(self, *, namespace: int) -> "Process":
+        """Return a process that follows this one in its home."""
+        return Process(
+            f"{self.name}'",
+            home=self.home,
+            skew=self.skew,
+            machine=self.machine,
+            namespace=namespace,
+            user=self.user,
+        )

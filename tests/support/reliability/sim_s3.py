@@ -69,12 +69,19 @@ class _SimClient:
             "ResponseMetadata": {"HTTPHeaders": {"date": formatdate(now, usegmt=True)}},
         }
 
+    def head_object(self, *, Bucket: str, Key: str) -> Mapping[str, Any]:
+        return self.get_object(Bucket=Bucket, Key=Key)
+
     def list_objects_v2(self, *, Bucket: str, Prefix: str, StartAfter: str = "") -> Any:
         names = self._ask("list", Prefix, self._objects.list)
-        now = datetime.fromtimestamp(self._objects.world.now, UTC)
-        keys = [self._prefix + name for name in names]
-        found = [{"Key": k, "Size": 0, "LastModified": now} for k in keys if k > StartAfter]
-        return {"Name": Bucket, "Contents": found}
+        found: list[dict[str, Any]] = []
+        for name in names:
+            stored = self._objects.stored.get(name)  # None: deleted since
+            written = datetime.fromtimestamp(stored.written if stored else 0, UTC)
+            size, etag = (len(stored.data), stored.version) if stored else (0, "")
+            key = self._prefix + name
+            found.append({"Key": key, "Size": size, "LastModified": written, "ETag": etag})
+        return {"Name": Bucket, "Contents": [one for one in found if one["Key"] > StartAfter]}
 
     def delete_object(self, *, Bucket: str, Key: str) -> Mapping[str, str]:
         self._ask("delete", Key, self._objects.delete)

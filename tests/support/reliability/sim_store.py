@@ -22,7 +22,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from infra.storage.base import ObjectInfo, ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
+from infra.storage.base import (
+    MAX_RECORD,
+    ObjectInfo,
+    ObjectNotFound,
+    OnBytes,
+    VersionedObject,
+    check_key,
+    check_size,
+    ignore_bytes,
+)
 from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_world import Request, World
 
@@ -144,7 +153,9 @@ class SimStore:
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        return self.get_stored(key).data
+        data = self.get_stored(key).data
+        check_size(f"{self.url}/{key}", len(data), MAX_RECORD if size is None else size)
+        return data
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
@@ -152,12 +163,13 @@ class SimStore:
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
-        return self._entry(key, len(self.get(key)))
+        self.get_stored(key)
+        return self._entry(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         for key in self.ask("list", prefix, self.objects.list):
-            yield self._entry(key, 0)
+            yield self._entry(key)
 
     def delete(self, key: str) -> None:
         """See Store."""
@@ -166,10 +178,12 @@ class SimStore:
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         self.put(key, path.read_bytes())
+        on_bytes(path.stat().st_size)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        raise AssertionError("the simulation reads without local files")
+        path.write_bytes(self.get(key, size=size))
+        on_bytes(path.stat().st_size)
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
@@ -178,8 +192,11 @@ class SimStore:
     def check_conditions(self) -> None:
         """See Store."""
 
-    def _entry(self, key: str, size: int) -> ObjectInfo:
-        return ObjectInfo(key=key, size=size, modified=self.objects.world.now, etag="")
+    def _entry(self, key: str) -> ObjectInfo:
+        found = self.objects.stored.get(key)
+        if found is None:  # deleted since it was asked for
+            return ObjectInfo(key=key, size=0, modified=self.objects.world.now, etag="")
+        return ObjectInfo(key=key, size=len(found.data), modified=found.written, etag=found.version)
 
     def ask(
         self,
@@ -189,7 +206,9 @@ class SimStore:
         data: bytes = b"",
         version: str = "",
     ) -> Any:
-        request = Request(self.process, verb, key, data, version)
+        request = Request(
+            self.process, verb, key if verb == "list" else check_key(key), data, version
+        )
         self.objects.on_send(request)
         return self.objects.world.ask(request, take_effect)
 

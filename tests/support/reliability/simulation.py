@@ -188,14 +188,7 @@ class _Simulation:
             self.world.met["started again"] += 1
             # Another container may have the home of the one before.
             namespace = self.rng.choice((process.namespace, len(self.programs)))
-            again = Process(
-                f"{process.name}'",
-                home=process.home,
-                skew=process.skew,
-                machine=machine,
-                namespace=namespace,
-                user=process.user,
-            )
+            again = process.again(namespace=namespace)
             self.begin(again, self.programs[process], after=30.0 * self.rng.random())
 
     def run(self) -> None:

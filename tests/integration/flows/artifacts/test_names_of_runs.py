@@ -27,9 +27,9 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
 from tests.support.flows.house import make_run
 from tests.support.flows.shelf import SECONDS_TO_MEET, make_manifest, put_artifact
-from tests.support.infra.storage.fixtures import fake, make_fake, store_on
+from tests.support.infra.storage.fixtures import rig
 
-__all__ = ["fake", "make_fake"]
+__all__ = ["rig"]
 
 # What happened, the run of sft@tiny, that of tiny, and that of `status tiny`.
 CASES: dict[str, tuple[str, str, str, str]] = {
@@ -76,7 +76,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty store of each kind."""
     if request.param == "directory":
         return LocalStore(tmp_path / "store")
-    return store_on(request.getfixturevalue("fake"))
+    return request.getfixturevalue("rig").store
 
 
 def make(number: str) -> Run:

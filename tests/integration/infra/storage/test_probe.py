@@ -9,19 +9,18 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from infra.storage.s3 import probe as module
 from infra.storage.s3.probe import Finding, probe
-from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import MakeFake, store_on
+from tests.support.infra.storage.fixtures import PART, Rig
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 
 OF_ALL = ["put", "get", "clock", "list", "parts", "conditions"]
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch, small_parts: int) -> None:
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small trial, as most tests look at one line of it."""
     monkeypatch.setattr(module, "KEYS", 12)
     monkeypatch.setattr(module, "ROUNDS", 3)
-    monkeypatch.setattr(module, "PART", small_parts)
+    monkeypatch.setattr(module, "PART", PART)
 
 
 def findings(store: Store) -> dict[str, Finding]:
@@ -29,22 +28,18 @@ def findings(store: Store) -> dict[str, Finding]:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_good_server_can_do_everything_and_is_left_as_it_was(s3_store: Store) -> None:
-    s3_store.put("before", b"x")
-    found = findings(s3_store)
-    assert list(found) == [*OF_ALL, "checksum", "unfinished", "delete"]
+@pytest.mark.parametrize("kind", ["s3", "directory"])
+def test_a_good_store_can_do_everything_and_is_left_as_it_was(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    is_s3 = kind == "s3"
+    store = request.getfixturevalue("s3_store") if is_s3 else LocalStore(tmp_path / "store")
+    store.put("before", b"x")
+    found = findings(store)
+    assert list(found) == [*OF_ALL, *(("checksum", "unfinished") if is_s3 else ()), "delete"]
     assert {finding.state for finding in found.values()} == {"ok"}
     assert "all of 12 keys" in found["list"].found
-    assert [entry.key for entry in s3_store.list("")] == ["before"]
-
-
-@pytest.mark.usefixtures("few")
-def test_a_directory_can_do_everything_and_is_left_as_it_was(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store")
-    found = findings(store)
-    assert list(found) == [*OF_ALL, "delete"]
-    assert {finding.state for finding in found.values()} == {"ok"}
-    assert list(store.list("")) == []
+    assert [entry.key for entry in store.list("")] == ["before"]
 
 
 def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) -> None:
@@ -86,48 +81,46 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
     ],
 )
 def test_what_a_store_cannot_do_is_found_with_its_remedy(
-    make_fake: MakeFake, way: Quirk | Fault, name: str, state: str, says: str, remedy: str
+    rig: Rig, way: Quirk | Fault, name: str, state: str, says: str, remedy: str
 ) -> None:
-    fake = make_fake(way)
-    found = findings(store_on(fake))
+    found = findings(rig.misbehave(way).store)
     assert found[name].state == state, found[name]
     assert says in found[name].found
     assert remedy in (found[name].remedy or "")
     wrong = {finding.name for finding in found.values() if finding.state != "ok"}
     if isinstance(way, Quirk) and name != "clock":  # versions are read with their age
         assert wrong == {name}, "the other lines do not suffer"
-        assert [key for key in fake.objects if "_trials" in key] == []
+        assert [key for key in rig.objects if "_trials" in key] == []
 
 
 @pytest.mark.usefixtures("few")
-def test_a_listing_that_needs_one_more_request_is_no_finding(make_fake: MakeFake) -> None:
-    found = findings(store_on(make_fake(Quirk.LISTS_1000_SILENTLY)))
+def test_a_listing_that_needs_one_more_request_is_no_finding(rig: Rig) -> None:
+    found = findings(rig.misbehave(Quirk.LISTS_1000_SILENTLY).store)
     assert {finding.state for finding in found.values()} == {"ok"}
 
 
-def test_the_setting_that_may_help_is_named(make_fake: MakeFake) -> None:
-    fake = make_fake(Quirk.REFUSES_MD5)
-    (finding,) = probe(store_on(fake))
+def test_the_setting_that_may_help_is_named(rig: Rig) -> None:
+    (finding,) = probe(rig.misbehave(Quirk.REFUSES_MD5).store)
     assert finding.state == "fail"
     assert "NANOCHAT_S3_ADDRESSING" in (finding.remedy or "")
-    assert fake.objects == {}
+    assert rig.objects == {}
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("offset", "side"), [(-1000, "ahead of"), (1000, "behind")], ids=["ahead", "behind"]
 )
-def test_a_clock_that_differs_is_a_warning(fake: FakeS3, offset: int, side: str) -> None:
-    fake.now = lambda: time.time() + offset
-    found = findings(store_on(fake))["clock"]
+def test_a_clock_that_differs_is_a_warning(rig: Rig, offset: int, side: str) -> None:
+    rig.now = lambda: time.time() + offset
+    found = findings(rig.store)["clock"]
     assert (found.state, side in found.found) == ("warn", True)
     assert "NTP" in (found.remedy or "")
 
 
 @pytest.mark.usefixtures("few")
-def test_a_store_whose_own_clocks_differ_is_a_failure(fake: FakeS3) -> None:
+def test_a_store_whose_own_clocks_differ_is_a_failure(rig: Rig) -> None:
     times = iter(range(0, 10**9, 1000))
-    fake.now = lambda: float(next(times))
-    found = findings(store_on(fake))["clock"]
+    rig.now = lambda: float(next(times))
+    found = findings(rig.store)["clock"]
     assert found.state == "fail"
     assert "a new object is" in found.found

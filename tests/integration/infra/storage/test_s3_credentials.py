@@ -1,4 +1,4 @@
-"""Who may not is told so, in one line, by a server that really checks; secrets are never told."""
+"""A refusal is one line, by a server that checks credentials; no error has a secret in it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,7 @@ import pytest
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
-from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import IMPATIENT, store_on
-from tests.support.infra.storage.misbehaviour import Fault, Kind
+from tests.support.infra.storage.fixtures import IMPATIENT, Rig
 from tests.support.infra.storage.s3_server import S3Server
 
 URL = f"s3://{BUCKET}/credentials"
@@ -45,39 +43,32 @@ def test_signed_requests_of_every_kind_are_accepted(
         store.delete(entry.key)
 
 
-@pytest.mark.parametrize("ask", ["get", "head", "put"])
-def test_a_wrong_secret_is_reported(
-    user: dict[str, str], monkeypatch: pytest.MonkeyPatch, ask: str
+@pytest.mark.parametrize(
+    ("others", "asks", "error", "hint"),
+    [
+        ({"AWS_SECRET_ACCESS_KEY": "geheim"}, "get head put", "SignatureDoesNotMatch",
+         "the secret does not fit the access key"),
+        ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, "get", "InvalidAccessKeyId", ""),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "get", "NoCredentialsError",
+         "AWS_PROFILE"),
+        ({"AWS_PROFILE": "unknown"}, "get", "unknown", ""),
+    ],
+)  # fmt: skip
+def test_credentials_that_are_wrong_are_reported(
+    user: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    others: dict[str, str],
+    asks: str,
+    error: str,
+    hint: str,
 ) -> None:
-    store = use(monkeypatch, user, AWS_SECRET_ACCESS_KEY="geheim")
-    with pytest.raises(StoreError, match="SignatureDoesNotMatch") as caught:
-        store.put("a", b"x") if ask == "put" else getattr(store, ask)("a")
-    assert "the secret does not fit the access key" in (caught.value.hint or "")
-
-
-def test_an_unknown_access_key_is_reported(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = use(monkeypatch, s3_server.environment, AWS_ACCESS_KEY_ID="AKIAUNKNOWN")
-    with pytest.raises(StoreError, match="InvalidAccessKeyId"):
-        store.get("a")
-
-
-def test_no_credentials_are_reported(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = use(monkeypatch, s3_server.environment)
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(StoreError, match="NoCredentialsError") as caught:
-        store.get("a")
-    assert "AWS_PROFILE" in (caught.value.hint or "")
-
-
-def test_a_profile_that_is_none_is_reported(
-    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(StoreError, match="nobody"):
-        use(monkeypatch, s3_server.environment).get("a")
+    store = use(monkeypatch, user, **others)
+    for name in [name for name, value in others.items() if not value]:
+        monkeypatch.delenv(name)
+    for ask in asks.split():
+        with pytest.raises(StoreError, match=error) as caught:
+            store.put("a", b"x") if ask == "put" else getattr(store, ask)("a")
+        assert hint in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -106,33 +97,24 @@ def test_what_a_user_may_not_is_reported_and_never_taken_for_missing(
     assert "s3:GetObject" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("is_large", [False, True])
 def test_a_body_damaged_on_its_way_to_a_store_that_checks_signatures_is_sent_again(
-    fake: FakeS3,
+    rig: Rig, *, is_large: bool
 ) -> None:
-    store = store_on(fake)
-    store.put("a", b"x")
-    fake.faults.append(
-        Fault(kind=Kind.REFUSE, verb="PUT", status=403, code="SignatureDoesNotMatch", times=1)
-    )
-    store.put("a", b"y")
-    assert store.get("a") == b"y"
+    rig.store.put("a", b"x")
+    rig.refuse("PUT.*", 403, "SignatureDoesNotMatch", times=1)
+    if is_large:
+        rig.store.upload("a", rig.large)
+    else:
+        rig.store.put("a", b"y")
+    assert rig.data("a") == (rig.large.read_bytes() if is_large else b"y")
 
 
-def test_a_part_damaged_on_its_way_is_sent_again(fake: FakeS3, large: Path) -> None:
-    store = store_on(fake)
-    store.put("a", b"x")
-    fake.faults.append(
-        Fault(kind=Kind.REFUSE, verb="PUT", status=403, code="SignatureDoesNotMatch", times=1)
-    )
-    store.upload("b", large)
-    assert store.head("b").size == large.stat().st_size
-
-
-def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb=".*", status=403, code="SignatureDoesNotMatch"))
+def test_a_wrong_secret_is_not_tried_eight_times(rig: Rig) -> None:
+    rig.refuse(".*", 403, "SignatureDoesNotMatch")
     with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
-        store_on(fake).get("a")
-    assert len(fake.requests) == 1
+        rig.store.get("a")
+    assert len(rig.requests) == 1
 
 
 def test_no_error_contains_a_secret(

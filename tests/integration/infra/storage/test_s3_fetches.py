@@ -5,110 +5,110 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from infra.parallel import THREADS
-from infra.storage.base import Store
+from infra.storage.base import BadObject, ObjectNotFound, Store
 from nanochat_core.errors import StoreError
-from tests.support.infra.storage.fake_s3 import FakeS3, Object
-from tests.support.infra.storage.fixtures import (
-    PARTS,
-    MakeFake,
-    store_on,
-)
+from tests.support.infra.storage.fake_s3 import Object
+from tests.support.infra.storage.fixtures import PART, PARTS, Rig
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 
 
-def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    newer = os.urandom(large.stat().st_size)
-    answer, count = fake.answer, iter(range(1000))
+def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(rig: Rig) -> None:
+    rig.upload()
+    newer, number = os.urandom(rig.large.stat().st_size), count()
 
-    def replacing(request: Request) -> Answer:
-        if request.verb == "GET" and next(count) == 4:
-            fake.objects[request.key] = Object(data=newer, etag="newer", written=time.time())
+    def replace_once(request: Request, answer: Callable[[Request], Answer]) -> Answer:
+        if request.verb == "GET" and next(number) == 4:
+            rig.objects[request.key] = Object(data=newer, etag="newer", written=time.time())
         return answer(request)
 
-    fake.answer = replacing
-    fake.requests.clear()
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert (tmp_path / "target").read_bytes() == newer
-    assert fake.count("HEAD") == 2, "it was begun again, once"
+    rig.intercept(replace_once)
+    assert rig.fetch() == newer
+    assert rig.count("HEAD") == 2, "it was begun again, once"
 
 
-def test_an_object_that_never_stays_the_same_is_given_up(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    answer, count = fake.answer, iter(range(10_000))
+def test_an_object_that_never_stays_the_same_is_given_up(rig: Rig) -> None:
+    rig.upload()
+    number = count()
 
-    def changing(request: Request) -> Answer:
-        found = fake.objects[request.key]
-        fake.objects[request.key] = replace(found, etag=f"version{next(count)}")
+    def change(request: Request, answer: Callable[[Request], Answer]) -> Answer:
+        found = rig.objects[request.key]
+        rig.objects[request.key] = replace(found, etag=f"version{next(number)}")
         return answer(request)
 
-    fake.answer = changing
+    rig.intercept(change)
     with pytest.raises(StoreError, match=r"was replaced while it was fetched \(3 tries"):
-        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert not (tmp_path / "target").exists()
+        rig.fetch()
+    assert not rig.target.exists()
 
 
-def test_a_store_without_ranges_is_refused_in_one_line(
-    make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    fake = make_fake(Quirk.IGNORES_RANGES)
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.requests.clear()
+def test_a_store_without_ranges_is_refused_in_one_line(rig: Rig) -> None:
+    rig.misbehave(Quirk.IGNORES_RANGES).upload()
     with pytest.raises(StoreError, match="answers a range request with the whole object"):
-        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert not (tmp_path / "target").exists()
-    assert fake.count("GET") <= THREADS, "it is not repeated"
+        rig.fetch()
+    assert not rig.target.exists()
+    assert rig.count("GET") <= THREADS, "it is not repeated"
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])
-def test_a_part_that_comes_short_is_fetched_again(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, kind: Kind
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.requests.clear()
-    fake.faults.append(Fault(kind=kind, verb="GET", times=7))
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    assert fake.count("GET") == PARTS + 7
+def test_a_part_that_comes_short_is_fetched_again(rig: Rig, kind: Kind) -> None:
+    rig.upload()
+    rig.misbehave(Fault(kind=kind, verb="GET", times=7))
+    assert rig.fetch() == rig.large.read_bytes()
+    assert rig.count("GET") == PARTS + 7
 
 
-def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_reported(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.requests.clear()
+def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_reported(rig: Rig) -> None:
+    rig.upload()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * small_parts, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * PART, limits[1]))
     try:
         with pytest.raises(StoreError, match="cannot be written: file too large") as caught:
-            store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+            rig.fetch()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "free some space" in (caught.value.hint or "")
-    assert fake.count("GET") <= PARTS
-    assert not (tmp_path / "target").exists()
+    assert rig.count("GET") <= PARTS
+    assert not rig.target.exists()
 
 
-def test_a_directory_that_is_not_there_is_reported_as_that(fake: FakeS3, tmp_path: Path) -> None:
-    store = store_on(fake)
-    store.put("a", b"x")
+def test_a_directory_that_is_not_there_is_reported_as_that(rig: Rig, tmp_path: Path) -> None:
+    rig.store.put("a", b"x")
     with pytest.raises(StoreError, match="cannot be written: no such file or directory"):
-        store.fetch("a", tmp_path / "none" / "target", size=1)
+        rig.store.fetch("a", tmp_path / "none" / "target", size=1)
+
+
+def test_an_object_that_is_absent_is_asked_for_once(rig: Rig) -> None:
+    for find in (rig.store.get, rig.store.get_stored, lambda key: rig.store.get(key, size=9)):
+        rig.requests.clear()
+        with pytest.raises(ObjectNotFound):
+            find("a")
+        assert len(rig.requests) == 1
+
+
+def test_a_body_larger_than_announced_before_writes_nothing_and_is_not_asked_for_again(
+    rig: Rig,
+) -> None:
+    rig.store.put("a", b"0123456789")
+
+    def grow(request: Request, answer: Callable[[Request], Answer]) -> Answer:
+        found = answer(request)
+        if request.verb == "GET":
+            found.body *= 1000
+        return found
+
+    rig.intercept(grow)
+    with pytest.raises(BadObject, match="has 10000 bytes, expected are 10 at most"):
+        rig.store.fetch("a", rig.target, size=10)
+    assert rig.count("GET") == 1
+    assert all(path.stat().st_size < 1000 for path in rig.directory.iterdir())
 
 
 # Uploads and fetches a file; prints the most memory that it ever had, in MiB.
@@ -147,11 +147,7 @@ def copy_and_measure(s3_store: Store, tmp_path: Path, *, megabytes: int, part: i
     with source.open("wb") as file:
         for number in range(megabytes):
             file.write(number.to_bytes(8, "big") + block[8:])
-    words = [sys.executable, "-c", MEASURED, s3_store.url, str(source), str(target), str(part)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert _same(source, target)
+    argv = [sys.executable, "-c", MEASURED, s3_store.url, str(source), str(target), str(part)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    subprocess.run(["cmp", source, target], check=True)
     return float(done.stdout)
-
-
-def _same(one: Path, other: Path) -> bool:
-    return subprocess.run(["cmp", one, other], check=False).returncode == 0

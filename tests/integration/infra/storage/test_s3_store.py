@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,24 @@ from infra.storage.open import open_store
 from infra.storage.s3 import client as module
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
-from tests.support.infra.storage.fake_s3 import FakeS3, Object
-from tests.support.infra.storage.fixtures import IMPATIENT, PARTS, MakeFake, store_on
+from tests.support.infra.storage.fake_s3 import Object
+from tests.support.infra.storage.fixtures import IMPATIENT, PARTS, Rig
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.support.infra.storage.s3_server import client_environment
 
-DOWN = Fault(kind=Kind.REFUSE, verb=".*")
+NOWHERE = "http://127.0.0.1:9"
 
 
-def test_opening_a_store_asks_nothing(fake: FakeS3) -> None:
+def refused(use: Callable[..., object], *arguments: Any, match: str) -> str:
+    """Return the hint of the StoreError that a call raises."""
+    with pytest.raises(StoreError, match=match) as caught:
+        use(*arguments)
+    return caught.value.hint or ""
+
+
+def test_opening_a_store_asks_nothing(rig: Rig) -> None:
     assert open_store("s3://fake/some/prefix").url == "s3://fake/some/prefix"
-    assert fake.requests == []
+    assert rig.requests == []
 
 
 def test_a_store_in_a_directory_loads_no_botocore(tmp_path: Path) -> None:
@@ -37,43 +45,38 @@ def test_a_store_in_a_directory_loads_no_botocore(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "error", "hint"),
     [
-        *("s3://", "s3:///prefix", "s3://UPPER/x", "s3://ab", "s3://bucket/a/../b"),
-        *("s3://bucket/.hidden", "s3://bucket/a b", "s3://bucket/a?region=x", "s3://bucket/a#b"),
+        *((f"s3://{odd}", "unsupported store URL|cannot be a key", "") for odd in ("", "/prefix")),
+        *((f"s3://bucket/{odd}", "unsupported store URL|cannot be a key", "")
+          for odd in ("a/../b", ".hidden", "a b", "a?region=x", "a#b")),
+        *((f"s3://{name}/prefix", f"unsupported store URL 's3://{name}/prefix'",
+           "3 to 63 lower-case letters") for name in ("b", "ab", "UPPER", "-ab", "a" * 64)),
+        ("s3://AKIAEXAMPLE:geheim@bucket/prefix", "cannot hold credentials",
+         "AWS_SECRET_ACCESS_KEY"),
     ],
-)
-def test_a_url_that_is_no_bucket_says_what_one_looks_like(url: str) -> None:
-    with pytest.raises(StoreError, match=r"unsupported store URL|cannot be a key"):
+)  # fmt: skip
+def test_a_url_that_is_no_bucket_is_refused_with_what_one_looks_like(
+    url: str, error: str, hint: str
+) -> None:
+    with pytest.raises(StoreError, match=error) as caught:
         open_store(url)
-
-
-@pytest.mark.parametrize("name", ["b", "UPPER", "-ab", "a" * 64])
-def test_a_name_that_no_bucket_can_have_is_answered_with_what_names_can_be(name: str) -> None:
-    with pytest.raises(StoreError, match=f"unsupported store URL 's3://{name}/prefix'") as caught:
-        open_store(f"s3://{name}/prefix")
-    assert "3 to 63 lower-case letters" in (caught.value.hint or "")
-
-
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
-    with pytest.raises(StoreError, match="cannot hold credentials") as caught:
-        open_store("s3://AKIAEXAMPLE:geheim@bucket/prefix")
+    assert hint in (caught.value.hint or "")
     assert "geheim" not in f"{caught.value} {caught.value.hint}"
-    assert "AWS_SECRET_ACCESS_KEY" in (caught.value.hint or "")
 
 
-def test_urls_have_one_form(fake: FakeS3) -> None:
+def test_urls_have_one_form(rig: Rig) -> None:
     assert open_store("s3://fake").url == open_store("s3://fake/").url == "s3://fake"
     assert open_store("s3://fake/a/b/").url == "s3://fake/a/b"
 
 
 def test_the_endpoint_of_all_services_is_honoured_too(
-    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", fake.endpoint)
-    store_on(fake).put("a", b"x")
-    assert [request.bucket for request in fake.requests] == ["fake"], "the bucket is in the path"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", rig.endpoint)
+    rig.store.put("a", b"x")
+    assert [request.bucket for request in rig.requests] == ["fake"], "the bucket is in the path"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_addresses_are_those_of_aws_at_aws_only(
     assert ("//bucket." in url) == (not endpoint), "the bucket is in the path of another endpoint"
 
 
-def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
+def test_stores_in_one_bucket_do_not_see_each_other(rig: Rig) -> None:
     one, other = S3Store("s3://fake/team"), S3Store("s3://fake/team2")
     one.put("a", b"one")
     with pytest.raises(ObjectNotFound):
@@ -110,7 +113,7 @@ def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "uses"),
+    ("verb", "use"),
     [
         ("PUT", lambda store: store.put("a", b"x")),
         ("GET", lambda store: store.get("a")),
@@ -120,20 +123,17 @@ def test_stores_in_one_bucket_do_not_see_each_other(fake: FakeS3) -> None:
     ],
 )
 def test_a_store_that_is_down_is_asked_eight_times_and_not_more(
-    fake: FakeS3, verb: str, uses: Callable[[S3Store], object]
+    rig: Rig, verb: str, use: Callable[[S3Store], object]
 ) -> None:
-    store = store_on(fake)
-    store.put("here", b"x")  # it has answered once
-    fake.faults.append(DOWN)
-    fake.requests.clear()
-    with pytest.raises(StoreError, match=r"(SlowDown|503).*\(8 tries in \d+ s\)") as caught:
-        uses(store)
-    assert fake.count(verb) == len(fake.requests) == 8
-    assert caught.value.hint
+    rig.store.put("here", b"x")  # it has answered once
+    rig.requests.clear()
+    rig.refuse(".*", 503, "SlowDown")
+    assert refused(use, rig.store, match=r"(SlowDown|503).*\(8 tries in \d+ s\)")
+    assert rig.count(verb) == len(rig.requests) == 8
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def unserved(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment with keys and no endpoint."""
     for name, value in client_environment("").items():
         monkeypatch.setenv(name, value)
@@ -141,154 +141,129 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def ask() -> bytes:
+    return open_store("s3://bucket/x").get("a")
+
+
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9", "localhost:9"])
 def test_an_endpoint_without_http_is_answered_with_what_is_missing(
-    nobody: pytest.MonkeyPatch, variable: str, endpoint: str
+    unserved: pytest.MonkeyPatch, variable: str, endpoint: str
 ) -> None:
-    nobody.setenv(variable, endpoint)
-    with pytest.raises(StoreError, match=f"cannot be opened: .*{endpoint}") as caught:
-        open_store("s3://bucket/x").get("a")
-    assert f"check {variable}, which begins with http:// or https://" in (caught.value.hint or "")
+    unserved.setenv(variable, endpoint)
+    hint = refused(ask, match=f"cannot be opened: .*{endpoint}")
+    assert f"check {variable}, which begins with http:// or https://" in hint
 
 
-def test_the_hint_names_the_variable_that_the_endpoint_is_from(nobody: pytest.MonkeyPatch) -> None:
-    nobody.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(StoreError, match="cannot be reached") as caught:
-        S3Store("s3://bucket/x").get("a")
-    assert (caught.value.hint or "").startswith("check AWS_ENDPOINT_URL, ")
-
-
-def test_an_endpoint_may_stand_in_awss_own_file(nobody: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("[default]\nendpoint_url = http://127.0.0.1:9\n")
-    nobody.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with pytest.raises(StoreError, match="cannot be reached") as caught:
-        S3Store("s3://bucket/x").get("a")
-    assert "check endpoint_url in ~/.aws/config" in (caught.value.hint or "")
-
-
-def test_a_store_that_was_never_reached_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    with pytest.raises(StoreError, match=r"http://127.0.0.1:9: connection refused \(3 tries") as e:
-        S3Store("s3://bucket/x").get("a")
-    assert "AWS_ENDPOINT_URL_S3" in (e.value.hint or "")
-
-
-def test_an_answer_that_never_comes_is_asked_for_again(
-    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
+def test_the_hint_names_the_variable_or_file_that_the_endpoint_is_from(
+    unserved: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(module, "READ_SECONDS", 0.3)
-    fake.faults.append(Fault(kind=Kind.BLACKHOLE, verb="PUT", times=1))
-    store = store_on(fake)
-    store.put("a", b"1")
-    assert store.get("a") == b"1"
-    assert fake.count("PUT") >= 2  # more on a busy machine
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        unserved.setenv(variable, NOWHERE)
+        hint = refused(ask, match=rf"{NOWHERE}: connection refused \(3 tries")
+        assert hint.startswith(f"check {variable}, ")
+    for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        unserved.delenv(variable)
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {NOWHERE}\n")
+    unserved.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert "check endpoint_url in ~/.aws/config" in refused(ask, match="cannot be reached")
 
 
-def test_every_body_carries_its_md5(fake: FakeS3, large: Path) -> None:
-    store = store_on(fake)
-    store.put("a", b"whole")
-    store.upload("large", large)
-    bodies = [r for r in fake.requests if r.verb in ("PUT", "PUT partNumber")]
-    assert len(bodies) == PARTS + 1
-    for request in bodies:
-        kinds = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
-        assert kinds & set(request.headers) == {"content-md5"}
-
-
-def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(fake: FakeS3) -> None:
-    store = store_on(fake)
-    store.check_conditions()
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", times=1, status=412, code="Precondit"))
-    assert store.put_if_absent("a", b"ours")
-    assert store.get("a") == b"ours"
-
-
-def test_what_is_missing_in_a_bucket_that_is_missing_is_an_error(fake: FakeS3) -> None:
-    store = S3Store("s3://nowhere/x", retry_policy=IMPATIENT)
-    for ask in (
-        store.get,
-        store.head,
-        store.get_stored,
-        lambda key: store.fetch(key, Path("x"), size=1),
-    ):
-        with pytest.raises(StoreError, match="NoSuchBucket") as caught:
-            ask("a")
-        assert "s3 mb s3://nowhere" in (caught.value.hint or "")
-
-
-def test_an_answer_of_a_server_that_is_no_store_is_not_missing(fake: FakeS3) -> None:
-    store = store_on(fake)
-    page = Fault(kind=Kind.REFUSE, verb="GET", status=404, code="")
-    fake.faults += [page, Fault(kind=Kind.REFUSE, verb="HEAD", status=404, code="")]
-    for ask in (store.get, store.head):
-        with pytest.raises(StoreError):
-            ask("a")
-
-
-def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(make_fake: MakeFake) -> None:
-    for quirks in ((), (Quirk.LISTS_1000_SILENTLY,), (Quirk.LISTS_WITHOUT_TOKENS,)):
-        fake = make_fake(*quirks)
-        store = store_on(fake)
-        keys = [f"k/{n:04}" for n in range(2500)]
-        for key in keys:
-            fake.objects[f"{store.prefix}{key}"] = stored(b"x")
-        assert [entry.key for entry in store.list("k/")] == keys
-
-
-def test_keys_out_of_order_are_an_error_and_not_an_endless_list(make_fake: MakeFake) -> None:
-    store = store_on(make_fake(Quirk.LISTS_UNSORTED))
-    store.put("a", b"")
-    store.put("b", b"")
-    with pytest.raises(StoreError, match="lists 'a' after 'b'"):
-        list(store.list(""))
-
-
-def test_a_store_that_promises_more_and_never_sends_it_is_an_error(make_fake: MakeFake) -> None:
-    store = store_on(make_fake(Quirk.LISTS_MORE_AND_MORE))
-    store.put("a", b"")
-    with pytest.raises(StoreError, match="more after 'a' and does not send it"):
-        list(store.list(""))
-
-
-def test_what_consoles_make_for_an_empty_folder_is_no_object(fake: FakeS3) -> None:
-    store = store_on(fake)
-    fake.objects[f"{store.prefix}"] = stored(b"")
-    fake.objects[f"{store.prefix}runs/"] = stored(b"")
-    store.put("runs/a", b"")
-    assert [entry.key for entry in store.list("")] == ["runs/a"]
-
-
-def test_ages_are_by_the_stores_clock(fake: FakeS3) -> None:
-    fake.now = lambda: time.time() - 7200  # two hours behind ours
-    store = store_on(fake)
-    store.put("a", b"x")
-    assert store.get_stored("a").age < 60
-    fake.now = lambda: time.time() - 7200 + 500
-    assert 490 < store.get_stored("a").age < 560
-    fake.now = lambda: time.time() - 9000  # its clock went back
-    assert store.get_stored("a").age == 0
-
-
-def test_a_store_that_sends_no_time_is_refused_where_time_matters(make_fake: MakeFake) -> None:
-    store = store_on(make_fake(Quirk.SENDS_NO_DATE))
-    store.put("a", b"x")
-    assert store.get("a") == b"x"
-    with pytest.raises(StoreError, match="no Date header"):
-        store.get_stored("a")
-
-
-def test_a_setting_that_is_none_is_reported_with_those_that_are(
+def test_a_setting_that_is_not_valid_is_reported_with_those_that_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NANOCHAT_S3_ADDRESSING", "odd")
-    with pytest.raises(StoreError, match="odd is invalid") as caught:
-        open_store("s3://bucket/x").get("a")
-    assert "NANOCHAT_S3_ADDRESSING" in (caught.value.hint or "")
+    assert "NANOCHAT_S3_ADDRESSING" in refused(ask, match="odd is invalid")
+
+
+def test_an_answer_that_never_comes_is_asked_for_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_SECONDS", 0.3)
+    rig.misbehave(Fault(kind=Kind.BLACKHOLE, verb="PUT", times=1))
+    rig.store.put("a", b"1")
+    assert rig.store.get("a") == b"1"
+    assert rig.count("PUT") >= 2  # more on a busy machine
+
+
+def test_every_body_carries_its_md5(rig: Rig) -> None:
+    rig.store.put("a", b"whole")
+    rig.store.upload("large", rig.large)
+    bodies = [r for r in rig.requests if r.verb in ("PUT", "PUT partNumber")]
+    assert len(bodies) == PARTS + 1
+    kinds = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
+    assert all(kinds & set(request.headers) == {"content-md5"} for request in bodies)
+
+
+def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(rig: Rig) -> None:
+    rig.store.check_conditions()
+    rig.refuse("PUT", 412, "Precondit", times=1)
+    assert rig.store.put_if_absent("a", b"ours")
+    assert rig.store.get("a") == b"ours"
+
+
+def test_what_is_missing_in_a_bucket_that_is_missing_is_an_error(rig: Rig) -> None:
+    store = S3Store("s3://nowhere/x", retry_policy=IMPATIENT)
+    for find in (
+        store.get,
+        store.head,
+        store.get_stored,
+        lambda k: store.fetch(k, Path(k), size=1),
+    ):
+        assert "s3 mb s3://nowhere" in refused(find, "a", match="NoSuchBucket")
+
+
+def test_an_answer_of_a_server_that_is_no_store_is_not_missing(rig: Rig) -> None:
+    rig.refuse("GET|HEAD", 404, "")
+    for find in (rig.store.get, rig.store.head):
+        refused(find, "a", match="is not S3")
 
 
 def stored(data: bytes) -> Object:
-    """An object as the server has it."""
+    """Return an object as the server has it."""
     return Object(data=data, etag="e", written=time.time())
+
+
+def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(rig: Rig) -> None:
+    keys = [f"k/{n:04}" for n in range(2500)]
+    rig.objects |= {f"{rig.store.prefix}{key}": stored(b"x") for key in keys}
+    for quirks in (set[Quirk](), {Quirk.LISTS_1000_SILENTLY}, {Quirk.LISTS_WITHOUT_TOKENS}):
+        rig.quirks = quirks
+        assert [entry.key for entry in rig.store.list("k/")] == keys
+
+
+@pytest.mark.parametrize(
+    ("quirk", "error"),
+    [
+        (Quirk.LISTS_UNSORTED, "lists 'a' after 'b'"),
+        (Quirk.LISTS_MORE_AND_MORE, "more after 'b' and does not send it"),
+    ],
+)
+def test_a_listing_without_order_or_end_is_an_error(rig: Rig, quirk: Quirk, error: str) -> None:
+    for key in "ab":
+        rig.store.put(key, b"")
+    rig.misbehave(quirk)
+    refused(lambda: list(rig.store.list("")), match=error)
+
+
+def test_what_consoles_make_for_an_empty_folder_is_no_object(rig: Rig) -> None:
+    rig.objects |= {rig.store.prefix: stored(b""), f"{rig.store.prefix}runs/": stored(b"")}
+    rig.store.put("runs/a", b"")
+    assert [entry.key for entry in rig.store.list("")] == ["runs/a"]
+
+
+def test_ages_are_by_the_stores_clock(rig: Rig) -> None:
+    rig.now = lambda: time.time() - 7200  # two hours behind ours
+    rig.store.put("a", b"x")
+    assert rig.store.get_stored("a").age < 60
+    rig.now = lambda: time.time() - 7200 + 500
+    assert 490 < rig.store.get_stored("a").age < 560
+    rig.now = lambda: time.time() - 9000  # its clock went back
+    assert rig.store.get_stored("a").age == 0
+
+
+def test_a_store_that_sends_no_time_is_refused_where_time_matters(rig: Rig) -> None:
+    rig.misbehave(Quirk.SENDS_NO_DATE)
+    rig.store.put("a", b"x")
+    assert rig.store.get("a") == b"x"
+    refused(rig.store.get_stored, "a", match="no Date header")

@@ -1,8 +1,9 @@
-"""Fake S3 servers, and stores on them."""
+"""A fake S3 server with a store on it, and a large file to send."""
 
 import random
 import uuid
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +15,91 @@ from infra.storage.s3 import client
 from infra.storage.s3 import store as s3_store
 from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.misbehaviour import Fault, Quirk
+from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 from tests.support.infra.storage.s3_server import client_environment
 
 PARTS = 12  # of a large file
+PART = 1 << 16  # bytes of a part here
 IMPATIENT = RetryPolicy(tries=8, first_wait=0.005, longest_wait=0.05)
-MakeFake = Callable[..., FakeS3]
+
+
+class Rig(FakeS3):
+    """A fake S3 server, a store on it, and a file of PARTS parts."""
+
+    def __init__(self, directory: Path, *ways: Quirk | Fault) -> None:
+        super().__init__()
+        self.directory = directory
+        self.misbehave(*ways)
+
+    @cached_property
+    def store(self) -> S3Store:
+        """Return an empty store."""
+        return self.new_store()
+
+    @cached_property
+    def large(self) -> Path:
+        """Return a file whose last part is short. No byte is 0, as a missing one would be."""
+        data = random.Random(1).randbytes(PARTS * PART - 5).replace(b"\0", b"\1")
+        path = self.directory / "large"
+        path.write_bytes(data)
+        return path
+
+    @property
+    def target(self) -> Path:
+        """Return where `fetch` writes."""
+        return self.directory / "target"
+
+    def new_store(self, policy: RetryPolicy = IMPATIENT) -> S3Store:
+        """Return another empty store."""
+        return S3Store(f"s3://{self.bucket}/{uuid.uuid4().hex}", retry_policy=policy)
+
+    def misbehave(self, *ways: Quirk | Fault) -> "Rig":
+        """Add to the ways in which the server differs from a good one."""
+        self.quirks |= {way for way in ways if isinstance(way, Quirk)}
+        self.faults += [way for way in ways if isinstance(way, Fault)]
+        return self
+
+    def refuse(self, verb: str, status: int, code: str, *, times: int = 1 << 30) -> None:
+        """Refuse requests from here on."""
+        self.misbehave(Fault(kind=Kind.REFUSE, verb=verb, status=status, code=code, times=times))
+
+    def serve_page(
+        self, verb: str, status: int, headers: dict[str, str] | None = None, times: int = 1 << 30
+    ) -> None:
+        """Answer with a web page from here on."""
+        fault = Fault(kind=Kind.PAGE, verb=verb, status=status, headers=headers or {}, times=times)
+        self.misbehave(fault)
+
+    def intercept(self, change: Callable[[Request, Callable[[Request], Answer]], Answer]) -> None:
+        """Have `change` answer each request; it may ask what the server would answer."""
+        answer = self.answer
+        self.answer = lambda request: change(request, answer)
+
+    def data(self, key: str) -> bytes:
+        """Return the bytes of an object of the store, as the server has them."""
+        return self.objects[f"{self.store.prefix}{key}"].data
+
+    def upload(self) -> None:
+        """Upload the large file, then count requests anew."""
+        self.store.upload("large", self.large)
+        self.requests.clear()
+
+    def fetch(self) -> bytes:
+        """Fetch the large file; return its bytes."""
+        self.store.fetch("large", self.target, size=self.large.stat().st_size)
+        return self.target.read_bytes()
 
 
 @pytest.fixture
-def make_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFake]:
-    """Starts a server that misbehaves as told; the environment is that of its client."""
-    made: list[FakeS3] = []
-
-    def make(*ways: Quirk | Fault) -> FakeS3:
-        fake = FakeS3(
-            *(way for way in ways if isinstance(way, Quirk)),
-            faults=tuple(way for way in ways if isinstance(way, Fault)),
-        )
-        made.append(fake)
-        for name, value in client_environment(fake.endpoint).items():
-            monkeypatch.setenv(name, value)
-        return fake
-
-    yield make
-    for fake in made:
-        fake.stop()
-
-
-@pytest.fixture
-def fake(make_fake: MakeFake) -> FakeS3:
-    """A server that behaves until told otherwise."""
-    return make_fake()
-
-
-def store_on(fake: FakeS3, *, retry_policy: RetryPolicy = IMPATIENT) -> S3Store:
-    """An empty store."""
-    return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", retry_policy=retry_policy)
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    """A server that behaves, in small parts; the environment is that of its client."""
+    set_part(monkeypatch.setattr, PART)
+    (tmp_path / "rig").mkdir()
+    rig = Rig(tmp_path / "rig")
+    for name, value in client_environment(rig.endpoint).items():
+        monkeypatch.setenv(name, value)
+    yield rig
+    rig.stop()
 
 
 def set_part(setattr: Callable[[Any, str, Any], None], part: int) -> None:
@@ -58,19 +107,3 @@ def set_part(setattr: Callable[[Any, str, Any], None], part: int) -> None:
     setattr(client, "PART", part)
     setattr(s3_store, "PART", part)
     setattr(ChunksizeAdjuster, "_adjust_for_chunksize_limits", lambda self, size: size)
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes of a part, so that small objects go in parts."""
-    part = 1 << 16
-    set_part(monkeypatch.setattr, part)
-    return part
-
-
-@pytest.fixture
-def large(tmp_path: Path, small_parts: int) -> Path:
-    """A file of twelve parts, the last one short. No byte is 0, as a missing one would be."""
-    path = tmp_path / "large"
-    path.write_bytes(random.Random(1).randbytes(PARTS * small_parts - 5).replace(b"\0", b"\1"))
-    return path
