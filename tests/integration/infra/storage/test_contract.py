@@ -25,11 +25,8 @@ from tests.support.infra.storage.fixtures import IMPATIENT, PART, set_part
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.support.infra.storage.s3_server import S3Server, client_environment
 from tests.support.reliability.memory_store import MemoryStore
-from tests.support.reliability.sim_actors import AnyStore
-from tests.support.reliability.sim_process import Process
-from tests.support.reliability.sim_s3 import SimS3Store
-from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, World
+from tests.support.reliability.sim_s3 import SimS3Store, Simulated
+from tests.support.reliability.sim_store import SimStore
 
 RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "2"))  # of each kind on each store
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
@@ -53,34 +50,6 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "resets": (Fault(kind=Kind.RESET, verb=".*", every=5),),
     "loses-everything-often": (Fault(kind=Kind.LOSE, verb=".*", every=5),),
 }
-
-
-class Simulated:
-    """A simulated store for callers outside of its world: time passes until a verb has ended."""
-
-    def __init__(self, kind: Callable[[Objects, Process], AnyStore]) -> None:
-        self.world = World(0, faults=Faults())
-        self.process = Process("contract", home="home", skew=0.0)
-        self.store = kind(Objects(self.world), self.process)
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            ended: list[Any] = []
-
-            def work() -> None:
-                try:
-                    found = getattr(self.store, verb)(*arguments, **named)
-                    ended.append(list(found) if verb == "list" else found)
-                except Exception as error:  # noqa: BLE001 - raised to the caller below
-                    ended.append(error)
-
-            self.world.spawn(self.process, work)
-            assert self.world.run(lambda: bool(ended), before=1e9)
-            if isinstance(ended[0], Exception):
-                raise ended[0]
-            return ended[0]
-
-        return call
 
 
 # Stores that need no server: what opens one at a path.
