@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
 from nanochat_core.engine.native.build import unable_here
+from nanochat_core.engine.runners import measured
 from nanochat_core.errors import NanochatError, reason_of
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
@@ -99,6 +100,7 @@ def examine(home: Path, store: str) -> Iterator[Finding]:
     yield check_server(home, shared=configured_api_url())
     yield check_workers(home)
     yield check_kernels(unable_here())
+    yield from list_speeds(measured.recorded())
     yield check_trackers(default_sinks())
     yield check_sandbox(ask_sandbox())
 
@@ -263,6 +265,17 @@ def check_kernels(why_not: str | None) -> Finding:
         return _ok("kernels", "compiled on first use")
     remedy = "install g++" if "compiler" in why_not else "none: torch answers instead, more slowly"
     return _warn("kernels", why_not, remedy)
+
+
+def list_speeds(found: Iterable[tuple[measured.Case, measured.Seconds]]) -> Iterator[Finding]:
+    """Yield what precision "auto" takes on this CPU, for each measurement in the user's cache."""
+    is_measured = False
+    for case, seconds in found:
+        is_measured = True
+        text = f"{measured.fastest(seconds)} for {case}: {measured.describe(seconds)}"
+        yield _ok("answers", text)
+    if not is_measured:
+        yield _ok("answers", "not measured yet; `nanochat chat` and `serve` do it in 0.1 s")
 
 
 def check_trackers(names: Sequence[str]) -> Finding:

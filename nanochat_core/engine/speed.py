@@ -7,9 +7,10 @@ time that a step can take. Embedding tables are not counted: a step reads a few 
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,6 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.runners.choose import BYTES, Choice
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.model.gpt import GPT
@@ -25,10 +25,17 @@ from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 from nanochat_core.tokenizer.bpe import Tokenizer
 
+if TYPE_CHECKING:
+    from nanochat_core.engine.runners.choose import Choice
+
 PROBE_BYTES = 2**28  # more than any cache
 GPU_PROBE_BYTES = 2**31  # so that reading takes a hundred times as long as a launch
 PROBE_SECONDS = 2.0
 NEVER = -1  # no token
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number of a matrix
+# Of `time_sides`: CPU seconds after which no further step is begun, tokens of an answer in a round,
+# and how many times the fastest side's time excludes a side from further rounds.
+SIDES_SECONDS, SIDES_TOKENS, TOO_SLOW = 0.1, 3, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +146,49 @@ def time_answers(
     return came - began, seconds - (came - began)
 
 
+def time_sides(sides: Mapping[str, Runner], *, answers: int) -> dict[str, float]:
+    """Return the CPU seconds of a decode step of `answers` sequences by each side: the least of
+    several rounds, in which the sides take turns.
+
+    On one thread and in CPU seconds, which other programs disturb least: threads that wait for each
+    other would count as work. Every side gets a first round, which counts as well, and further ones
+    as long as SIDES_SECONDS are not over.
+    """
+    schedulers = {name: make_endless(r, context=SIDES_TOKENS + 1) for name, r in sides.items()}
+    best: dict[str, float] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    until, number = time.process_time() + SIDES_SECONDS, 0
+    while number == 0 or time.process_time() < until:
+        for name, scheduler in schedulers.items():
+            if number and (
+                time.process_time() >= until or best[name] > TOO_SLOW * min(best.values())
+            ):
+                continue
+            reached: list[float] = []
+            time_answers(
+                scheduler,
+                [0],
+                answers,
+                SIDES_TOKENS,
+                seed=number,
+                params=SamplingParams(temperature=0.0),  # no draw, which costs all alike
+                on_first=lambda reached=reached: reached.append(time.process_time()),
+            )
+            seconds = (time.process_time() - reached[0]) / (SIDES_TOKENS - 1)
+            best[name] = min(best.get(name, seconds), seconds)
+        number += 1
+    torch.set_num_threads(threads)
+    return best
+
+
 def wait_for_gpu() -> None:
     """Wait until all launched kernels are done; return at once if no GPU is in use."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
-def bytes_per_step(model: GPT, choice: Choice, *, rows: int, length: int) -> int:
+def bytes_per_step(model: GPT, choice: "Choice", *, rows: int, length: int) -> int:
     """Return the bytes that a decode step reads: all matrices, and the keys and values of `rows`
     sequences of `length` tokens."""
     config = model.config

@@ -131,7 +131,7 @@ async def _serve(
     # The listener's: port 0 was replaced by a free one.
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    sys.stderr.write(f"chat at http://{shown}:{port}\n")
+    sys.stderr.write(f"chat at http://{shown}:{port}\nanswers: {pool.facts.choice}\n")
     server = Server(service)
     watching = [asyncio.create_task(stop_without_engine(service, server))]
     if newer:

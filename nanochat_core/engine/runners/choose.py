@@ -1,8 +1,9 @@
 """Chooses the runner for a model on this machine, and the number of its KV cache pages.
 
-`choose_runner` decides and counts without allocating; `open_runner` opens what was chosen. The
-pages are bounded by the available memory: with less of it fewer sequences are in flight at a time
-and the others wait. If not even one of full length fits, the choice is refused.
+`choose_runner` decides and counts without allocating, but for a measurement that is not cached yet;
+`open_runner` opens what was chosen. The pages are bounded by the available memory: with less of it
+fewer sequences are in flight at a time and the others wait. If not even one of full length fits,
+the choice is refused.
 """
 
 import gc
@@ -21,8 +22,10 @@ from nanochat_core.engine.kv_cache.pages import most_pages
 from nanochat_core.engine.native.runner import NativeRunner, page_bytes, unable
 from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.runner import Capacity, PageGroup, Runner
+from nanochat_core.engine.runners import measured
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.speed import BYTES, SIDES_TOKENS, time_sides
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
@@ -40,11 +43,9 @@ SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number o
 # Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
 AHEAD = 512  # tokens beside the window that a short window's pages hold for each sequence
-
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-# Of fp32 weights on a CPU: "auto" takes bf16 from here on, where reading them takes the time.
-# A smaller model lives in a cache, and gains less than a second set of kernels takes to compile.
-LARGE_WEIGHTS = 32 * 2**20
+# What "auto" measures on a CPU: steps of at most so many answers, with a model of the same layers
+# but only as many of them, and of the vocabulary in proportion, as have so many parameters.
+MEASURED_ANSWERS, MEASURED_PARAMS = 32, 2**23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +85,11 @@ def choose_runner(
 ) -> Choice:
     """Return what `open_runner` would open, without allocating anything.
 
-    precision: "model" (its own), "fp32", "bf16", "int8" or "auto": bf16 for a large fp32 model on a
-    CPU, else the model's own. max_len: tokens of the longest sequence, the model's sequence_len at
-    most. memory: bytes for weights and pages; None: a share of what is
-    available now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
+    precision: "model" (its own), "fp32", "bf16", "int8" or "auto": on a CPU the runner and the
+    precision, of fp32 and bf16, that are the fastest with all slots in use by a measurement, which
+    is cached; elsewhere the model's own. max_len: tokens of the longest sequence, the model's
+    sequence_len at most. memory: bytes for weights and pages; None: a share of what is available
+    now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
     Raises ConfigError if it cannot run here or does not fit.
     """
     device = model.lm_head.weight.device
@@ -97,10 +99,13 @@ def choose_runner(
         )
     if num_slots < 1:
         raise ConfigError(f"num_slots is {num_slots}, expected at least 1")
+    is_measured = precision == "auto" and device.type == "cpu"
     if precision in ("auto", "model"):
-        own = "fp32" if model.dtype == torch.float32 else "bf16"
-        precision = "bf16" if precision == "auto" and _faster_in_bf16(model, runner) else own
+        precision = "fp32" if model.dtype == torch.float32 else "bf16"
     name, reason = _choose(model, precision, runner)
+    if is_measured:
+        answers = min(num_slots, MEASURED_ANSWERS)
+        name, precision, reason = _fastest(model, runner, reason, answers=answers)
     config = model.config
     longest = min(max_len or config.sequence_len, config.sequence_len)
     size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
@@ -302,14 +307,49 @@ def _untried(device: torch.device) -> str | None:
     return None
 
 
-def _faster_in_bf16(model: GPT, runner: str | None) -> bool:
-    """Return whether an fp32 model answers sooner in bf16 here: large, by the compiled kernels."""
-    return (
-        runner in (None, "native")
-        and model.dtype == torch.float32
-        and weight_bytes(model, "fp32") >= LARGE_WEIGHTS
-        and _unable("native", model, "bf16") is None
+def _fastest(model: GPT, wanted: str | None, reason: str, *, answers: int) -> tuple[str, str, str]:
+    """Return the runner, the precision and the reason of the fastest side on a CPU, as measured.
+
+    wanted: a runner's name; None means any. reason: that of the runner in the model's precision.
+    """
+    sides = {
+        f"{name} in {precision}": (name, precision)
+        for name in RUNNERS["cpu"]
+        for precision in ("fp32", "bf16")
+        if _unable(name, model, precision) is None
+    }
+    dtype = str(model.dtype).removeprefix("torch.")
+    case = measured.case_of(model.config, dtype, sides, answers=answers)
+
+    def measure() -> dict[str, float]:
+        options: dict[str, Any] = {"num_slots": answers, "max_len": SIDES_TOKENS + 1, "threads": 1}
+        open_side = partial(open_runner, _reduced(model), stop_tokens=(), **options)
+        opened = {s: open_side(runner=name, precision=p) for s, (name, p) in sides.items()}
+        return time_sides(opened, answers=answers)
+
+    seconds = measured.recall(case, measure)
+    named = {s: seconds[s] for s, (name, _) in sides.items() if wanted in (None, name)}
+    best = measured.fastest(named)
+    why = f"the fastest measured with {answers} at a time: {measured.describe(seconds)}"
+    return *sides[best], f"{reason}; {why}" if reason.startswith("not ") else why
+
+
+@torch.no_grad()
+def _reduced(model: GPT) -> GPT:
+    """Return a model of the same layers with at most MEASURED_PARAMS parameters in matrices, but
+    one layer at least, and with random weights."""
+    config = model.config
+    whole = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    depth = min(config.depth, max(1, config.depth * MEASURED_PARAMS // whole))
+    vocab = -(-config.vocab_size * depth // config.depth)
+    small = GPT(
+        replace(config, depth=depth, vocab_size=vocab, windows=config.windows[-depth:]),
+        model.numerics,
     )
+    generator = torch.Generator().manual_seed(1)
+    for parameter in small.parameters():
+        parameter.uniform_(-0.1, 0.1, generator=generator)  # equal logits would be slow to rank
+    return small.eval()
 
 
 def _native(precision: str) -> Precision:

@@ -87,6 +87,7 @@ def open_engine(spec: Spec) -> "tuple[Engine, ModelFacts]":
         num_slots=spec.num_slots,
         precision=chosen[0].precision,
         runner=chosen[0].runner,
+        choice=str(chosen[0]),
     )
     return engine, facts
 

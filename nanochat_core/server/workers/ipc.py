@@ -46,6 +46,7 @@ class ModelFacts:
     num_slots: int
     precision: str
     runner: str  # what computes, see engine/runners/choose.py
+    choice: str  # of both, with its reason and memory, for people
 
 
 @dataclass(frozen=True, kw_only=True)

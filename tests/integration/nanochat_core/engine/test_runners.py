@@ -17,6 +17,7 @@ from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners.choose import Choice, choose_runner, open_runner
+from nanochat_core.engine.runners.measured import recorded
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.speed import make_endless
@@ -197,17 +198,57 @@ def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, 
 
 
 @needs_kernels
-def test_auto_takes_bf16_for_large_models_that_the_kernels_run(make_model, monkeypatch):
-    def precision(runner: str | None = None) -> str:
-        settings = {"precision": "auto", "num_slots": 1, "runner": runner}
-        return choose_runner(make_model(), **settings).precision
+def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seconds = {"native in fp32": 2.0, "native in bf16": 3.0, "torch in fp32": 4.0}
+    measured: list[int] = []
 
-    assert precision() == "fp32"  # small
-    monkeypatch.setattr(runners, "LARGE_WEIGHTS", 0)
-    assert precision() == "bf16"
-    assert precision("torch") == "fp32"
+    def time_sides(sides: dict[str, Any], *, answers: int) -> dict[str, float]:
+        measured.append(answers)
+        return {side: seconds.get(side, 9.0) for side in sides}
+
+    def choice(num_slots: int = 1, **settings: Any) -> tuple[str, str]:
+        found = choose_runner(
+            make_model(), num_slots=num_slots, **({"precision": "auto"} | settings)
+        )
+        return found.runner, found.precision
+
+    monkeypatch.setattr(runners, "time_sides", time_sides)
+    assert choice() == ("native", "fp32")
+    assert choice(runner="torch") == ("torch", "fp32")
+    seconds["native in bf16"] = 1.0
+    assert choice() == ("native", "fp32")  # the case of one answer is cached
+    assert choice(num_slots=1000) == ("native", "bf16")
+    assert measured == [1, 32]
+    # A fixed precision, as evaluations and rollouts have, does not depend on a measurement.
+    assert choice(num_slots=1000, precision="model") == ("native", "fp32")
     monkeypatch.setattr(runners, "unable", lambda model, precision: "there is no C++ compiler")
-    assert precision() == "fp32"
+    found = choose_runner(make_model(), num_slots=2, precision="auto")
+    assert (found.runner, found.precision) == ("torch", "fp32")
+    assert found.reason.startswith("not native: there is no C++ compiler; the fastest measured")
+
+
+@needs_kernels
+def test_all_sides_of_a_cpu_are_timed(make_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    choice = choose_runner(make_model(), num_slots=3, precision="auto")
+    assert torch.get_num_threads() == threads
+    [(case, seconds)] = recorded()
+    assert case.answers == 3
+    assert sorted(seconds) == [f"{r} in {p}" for r in ("native", "torch") for p in ("bf16", "fp32")]
+    assert min(seconds, key=seconds.__getitem__) == f"{choice.runner} in {choice.precision}"
+    assert all(
+        f"{value / min(seconds.values()):.2f}x" in choice.reason
+        for value in sorted(seconds.values())[1:]
+    )
+
+
+def test_a_large_model_is_measured_with_fewer_of_its_layers():
+    model = GPT(model_for_depth(12), numerics("fp32"))
+    small = runners._reduced(model).config
+    assert (small.depth, small.width) == (1, model.config.width)
+    assert small.vocab_size == pytest.approx(model.config.vocab_size / 12, abs=1)
 
 
 class Refused(Exception):

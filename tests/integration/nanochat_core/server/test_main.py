@@ -108,7 +108,8 @@ def url(model_dir):
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=PATIENCE) == 0
         assert server.stderr is not None
-        assert server.stderr.read() == ""
+        # How it answers, said at the start, and nothing else.
+        assert re.fullmatch(r"answers: .+ up to 16 at a time\n", server.stderr.read())
 
 
 def test_it_answers_as_the_engine_does(model_dir, url):

@@ -166,6 +166,7 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
         num_slots=spec.num_slots,
         precision="fp32",
         runner="fake",
+        choice="fake in fp32",
     )
     if spec.directory.endswith("brief"):
         return BriefEngine(spec.num_slots), facts

@@ -63,13 +63,14 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64, maker: str = FAKE) 
         command.append(maker)
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
             try:
-                wait_until(lambda: "\n" in log.read_text() or process.poll() is not None)
-                found = re.fullmatch(r"chat at http://127.0.0.1:(\d+)\n", log.read_text())
+                wait_until(lambda: "answers:" in log.read_text() or process.poll() is not None)
+                start = r"chat at http://127.0.0.1:(\d+)\nanswers: .+\n"
+                found = re.fullmatch(start, log.read_text())
                 time.sleep(0.5)
                 assert found is not None, log.read_text()
                 yield Apart(int(found[1]), process.pid)
                 assert process.poll() is None
-                written = log.read_text().partition("\n")[2]
+                written = log.read_text()[found.end() :]
                 assert not written, written[-6000:]
             finally:
                 process.kill()
