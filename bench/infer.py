@@ -181,7 +181,9 @@ def compare(
             print(f"{name} is left out: {error}")
             continue
         length = prompt_len + options.tokens // 2
-        reads[name] = bytes_per_step(model, choice, rows=batch, length=length)
+        reads[name] = bytes_per_step(
+            model, choice.runner, choice.precision, rows=batch, length=length
+        )
     rounds: dict[str, list[Timed]] = {name: [] for name in sides}
     for number in range(options.rounds + 1):
         for name, side in sides.items():

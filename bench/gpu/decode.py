@@ -63,7 +63,7 @@ def main() -> None:
         choice = choose_runner(model, runner=name, **lengths)
         for rows in options.rows:
             length = options.prompt + options.tokens // 2
-            least = bytes_per_step(model, choice, rows=rows, length=length)
+            least = bytes_per_step(model, choice.runner, choice.precision, rows=rows, length=length)
             decode(f"{name}, {rows} rows", scheduler, prompt, rows, options.tokens, least, on_gpu)
         first_token(name, scheduler, prompt, on_gpu)
         runner = scheduler.slots.runner

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,9 +23,6 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 from nanochat_core.tokenizer.bpe import Tokenizer
-
-if TYPE_CHECKING:
-    from nanochat_core.engine.runners.choose import Choice
 
 PROBE_BYTES = 2**28  # more than any cache
 GPU_PROBE_BYTES = 2**31  # so that reading takes a hundred times as long as a launch
@@ -188,16 +184,16 @@ def wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def bytes_per_step(model: GPT, choice: "Choice", *, rows: int, length: int) -> int:
-    """Return the bytes that a decode step reads: all matrices, and the keys and values of `rows`
-    sequences of `length` tokens."""
+def bytes_per_step(model: GPT, runner: str, precision: str, *, rows: int, length: int) -> int:
+    """Return the bytes that a decode step of a runner reads: all matrices, and the keys and values
+    of `rows` sequences of `length` tokens."""
     config = model.config
     matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
     # int8 is of matrices only; and on a CPU the torch runner's pages are always fp32.
-    kept = BYTES["bf16" if choice.precision == "int8" else choice.precision]
-    if choice.runner == "torch" and model.lm_head.weight.device.type == "cpu":
+    kept = BYTES["bf16" if precision == "int8" else precision]
+    if runner == "torch" and model.lm_head.weight.device.type == "cpu":
         kept = BYTES["fp32"]
-    return matrices * BYTES[choice.precision] + rows * past_bytes(config, length, kept)
+    return matrices * BYTES[precision] + rows * past_bytes(config, length, kept)
 
 
 def past_bytes(config: ModelConfig, length: int, kept: int) -> int:

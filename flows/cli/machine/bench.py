@@ -192,7 +192,9 @@ def _measure(
             batch_size=batch_size,
             prompt=prompt,
             num_tokens=tokens,
-            bytes_per_step=bytes_per_step(gpt, choice, rows=batch_size, length=length),
+            bytes_per_step=bytes_per_step(
+                gpt, choice.runner, choice.precision, rows=batch_size, length=length
+            ),
             bandwidth=bandwidth,
             rounds=rounds,
         )
