@@ -12,6 +12,7 @@ from nanochat_core.errors import DataError
 # The only error text that a client gets for a runner's exception: the exception's own message may
 # quote a prompt or a path.
 ENGINE_FAILED = "the engine failed"
+MOST_LOG_PROBS = 20  # alternatives returned with a token
 MOST_SAMPLES = 4096  # of a request
 MOST_TEMPERATURE = 1000.0
 MOST_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from nanochat_core.engine.answer import Answer
 from nanochat_core.engine.requests import Request, check_request
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.runners.device_state import MOST_LOG_PROBS
 from nanochat_core.engine.sequences import Phase, RequestHandle, TokenSequence
 from nanochat_core.engine.slots import Slots
 from nanochat_core.engine.steps import StepRunner

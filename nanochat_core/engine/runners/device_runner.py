@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool
-from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.requests import MOST_LOG_PROBS, SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput, Pending
 from nanochat_core.engine.runners.cuda_graphs import Graphs, bucket_of, to_host
 from nanochat_core.engine.runners.device_state import (
-    MOST_LOG_PROBS,
     Kind,
     State,
     StepOutput,

@@ -13,8 +13,6 @@ from torch import Tensor
 from nanochat_core.engine.runner import DecodeOutput
 from nanochat_core.engine.sampling import GREEDY, SamplingRows, read_log_probs
 
-MOST_LOG_PROBS = 20  # alternatives returned with a token
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
