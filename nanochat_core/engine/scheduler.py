@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from nanochat_core.engine.answer import Answer
-from nanochat_core.engine.requests import Request, check_request
+from nanochat_core.engine.requests import MOST_LOG_PROBS, Request, check_request
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.sequences import Phase, RequestHandle, TokenSequence
 from nanochat_core.engine.slots import Slots
