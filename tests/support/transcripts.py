@@ -40,6 +40,10 @@ class Transcript:
         stored = path.read_text(encoding="utf-8") if path.exists() else ""
         self._stored = re.split(r"^(?=\$ )", stored, flags=re.MULTILINE)[1:]
 
+    def replace(self, value: str, name: str) -> None:
+        """Have a name stand for a text that differs from run to run."""
+        self._replaced[value] = name
+
     def check(self, head: str, text: str) -> None:
         """Compare the next text with the stored one, or store it if UPDATE is set.
 

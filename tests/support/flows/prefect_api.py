@@ -23,6 +23,7 @@ class Api(BaseHTTPRequestHandler):
             "/api/health": True,
             "/api/admin/version": "3",
             "/api/deployments/name/nanochat/nanochat": {"id": "d-1"},
+            "/api/deployments/name/one-stage/gpu": {"id": "d-2"},
         }
         self._answer(200 if self.path in known else 404, known.get(self.path))
 

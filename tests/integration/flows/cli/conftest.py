@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,12 @@ def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a random chat model."""
+    from tests.support.flows.chat_model import write_chat_model  # loads torch
+
+    write_chat_model(directory := tmp_path_factory.mktemp("model"))
+    return directory

@@ -73,25 +73,16 @@ def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
     assert tree["model"] == "depth 1, random weights"
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        ([], "needs a model or --depth", "--depth 12"),
-        (["tiny", "--depth", "2"], "needs a model or --depth, and not both", "sft@tiny"),
-        (["--depth", "1", "--threads", "99999"], "--threads is 99999, this machine has", None),
-        (["--depth", "1", "--precision", "int4"], "no precision 'int4'", "fp32, bf16, int8"),
-        (["--depth", "1", "--runner", "tpu"], "no runner 'tpu'", "native"),
-        (["--depth", "1", "--prompt-len", "2040"], "more than the model's 2048", "--prompt-len"),
-        (["./nowhere"], "there is no such directory", "model directory"),
-    ],
-    ids=str,
-)
-def test_a_first_mistake_is_one_line_and_a_hint(words, error, hint, capsys, tmp_path):
-    assert main(["bench", *words, "--home", str(tmp_path)]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    lines = err.strip().splitlines()
-    assert lines[0].startswith("error: ")
-    assert error in lines[0]
-    assert len(lines) == (1 if hint is None else 2)
-    assert hint is None or hint in lines[1]
+def test_a_first_mistake_is_one_line_and_a_hint(terminal):
+    for words in ("", "tiny --depth 2", "./nowhere"):
+        terminal.refuses(f"bench {words}")
+    for words in ("--precision int4", "--prompt-len 2040"):
+        terminal.refuses(f"bench --depth 1 {words}")
+
+
+def test_what_this_machine_lacks_is_refused(terminal, capsys):
+    error, hint = terminal.fails("bench", "--depth", "1", "--runner", "tpu")
+    assert error.startswith("there is no runner 'tpu' for ")
+    assert "torch" in hint
+    assert main(["bench", "--depth", "1", "--threads", "99999"]) == 1
+    assert capsys.readouterr().err.startswith("error: --threads is 99999, this machine has ")

@@ -18,18 +18,10 @@ from nanochat_core.model.checkpoint import load_model
 from nanochat_core.server.text import answer_pieces
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
-from tests.support.flows.chat_model import write_chat_model
 
 pytestmark = pytest.mark.torch
 
 GREEDY = Sampling(temperature=0.0, top_k=0, max_tokens=8, seed=1)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    write_chat_model(directory)
-    return directory
 
 
 def chat(model: Path, lines: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:

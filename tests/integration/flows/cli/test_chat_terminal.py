@@ -8,25 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Self
 
 import psutil
 import pytest
 
 from flows.cli.app import main
-from tests.support.flows.chat_model import write_chat_model
 
 pytestmark = pytest.mark.torch
 
 CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    write_chat_model(directory)
-    return directory
 
 
 class Terminal:

@@ -1,42 +1,10 @@
 """What cannot work is found before a Prefect server is started."""
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 PREFECT = Path("home") / "prefect"
-
-
-class Api(BaseHTTPRequestHandler):
-    """The part of Prefect's API that says whether it answers and which pools take stages."""
-
-    def do_GET(self) -> None:
-        known = {
-            "/api/health": b"true",
-            "/api/admin/version": b'"3"',
-            "/api/deployments/name/one-stage/gpu": b"{}",
-        }
-        self.send_response(200 if self.path in known else 404)
-        self.end_headers()
-        self.wfile.write(known.get(self.path, b"{}"))
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
-        yield
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -55,7 +23,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
-@pytest.mark.usefixtures("store", "api")
+@pytest.mark.usefixtures("api_url")
 def test_a_pool_that_the_server_does_not_know_is_refused(terminal, words, tmp_path):
     error, hint = terminal.fails(*words, "--pool", "nopool")
     assert error == (
@@ -77,7 +45,7 @@ def test_a_pool_without_any_server_has_no_workers(terminal, words, tmp_path, mon
 
 @pytest.mark.parametrize("more", [(), ("--pool", "gpu")], ids=str)
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
-@pytest.mark.usefixtures("store", "api")
+@pytest.mark.usefixtures("api_url")
 def test_a_store_that_refuses_writes_is_refused(terminal, words, more, closed_store, tmp_path):
     error, _ = terminal.fails(*words, "--store", closed_store, *more)
     assert error.startswith(f"store {closed_store} refuses: ")

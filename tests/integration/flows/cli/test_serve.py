@@ -1,7 +1,5 @@
 """A model is served out of the store, and another one as soon as its name stands for that."""
 
-import dataclasses
-import hashlib
 import re
 import signal
 import subprocess
@@ -15,11 +13,9 @@ from flows.artifacts.names import open_model
 from flows.cli.app import main
 from flows.cli.options import StoreOptions
 from flows.cli.use.serve import Limits, newer_model
-from flows.identity.manifest import File, Manifest, digest_of
-from infra.storage.base import Store
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.options import make_parser
-from tests.support.flows.chat_model import write_chat_model
+from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 pytestmark = pytest.mark.torch
@@ -31,29 +27,9 @@ def where(tmp_path: Path) -> StoreOptions:
     return StoreOptions(home=tmp_path / "home", store=f"file://{tmp_path}/store")
 
 
-def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
-    """An artifact of stage sft whose files are those of `directory`."""
-    manifest = make_manifest("sft", config={"seed": seed})
-    place = f"sft/{manifest.fingerprint}"
-    files = list[File]()
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-        data, name = path.read_bytes(), path.relative_to(directory).as_posix()
-        key = f"{place}/files/a/{name}"
-        store.put(key, data)
-        digest = hashlib.sha256(data).hexdigest()
-        files.append(File(path=name, size=len(data), sha256=digest, key=key))
-    [log] = manifest.logs
-    store.put(log.key, b"{}")
-    files.sort(key=lambda file: file.path)
-    return put_artifact(
-        store, dataclasses.replace(manifest, files=tuple(files), digest=digest_of(files))
-    )
-
-
-def test_a_model_is_pulled_from_the_store_and_answers(where, tmp_path):
-    (directory := tmp_path / "model").mkdir()
-    write_chat_model(directory)
-    put_run(where.open_store(), "tiny-1", put_model(where.open_store(), directory, seed=1))
+def test_a_model_is_pulled_from_the_store_and_answers(where, model):
+    store = where.open_store()
+    put_run(store, "tiny-1", publish_directory(store, "sft", model))
     assert where.home is not None
     command = ["serve", "sft@tiny", "--home", str(where.home), "--store", str(where.store)]
     command += ["--gpus", "0", "--port", "0", "--log", "none"]
@@ -77,16 +53,15 @@ def test_a_model_is_pulled_from_the_store_and_answers(where, tmp_path):
 
 
 def test_a_newer_model_is_found(where, tmp_path):
-    files = tmp_path / "files"
-    files.mkdir()
+    (files := tmp_path / "files").mkdir()
     (files / "data").write_text("one")
     store = where.open_store()
-    put_run(store, "tiny-1", put_model(store, files, seed=1))
+    put_run(store, "tiny-1", publish_directory(store, "sft", files))
     directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
     find = newer_model(where, "sft@tiny", "tiny")
     assert find() == directory
     (files / "data").write_text("other")
-    put_run(store, "tiny-2", put_model(store, files, seed=2), started="2026-11-21T07:00:00Z")
+    put_run(store, "tiny-2", publish_directory(store, "sft", files), started="2026-11-21T07:00:00Z")
     newer = find()
     assert newer != directory
     assert (newer / "data").read_text() == "other"
@@ -94,11 +69,10 @@ def test_a_newer_model_is_found(where, tmp_path):
 
 
 def test_another_stage_of_the_name_is_not_what_was_asked_for(where, tmp_path):
-    files = tmp_path / "files"
-    files.mkdir()
+    (files := tmp_path / "files").mkdir()
     (files / "data").write_text("one")
     store = where.open_store()
-    model = put_model(store, files, seed=1)
+    model = publish_directory(store, "sft", files)
     put_run(store, "tiny-1", model)
     directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
     rl = put_artifact(store, make_manifest("rl", inputs={"sft": model}))

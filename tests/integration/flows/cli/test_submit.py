@@ -50,22 +50,15 @@ def test_a_file_is_submitted_as_the_settings_in_it(terminal, tmp_path):
     assert name_in(created["name"]) == "mine"
 
 
-def test_what_is_refused_is_one_line(terminal, api_url, monkeypatch):
-    assert "there is no setting" in terminal.fails("run", "--submit", "tiny", "--set", "sede=7")[0]
+def test_a_request_that_is_refused_is_one_line(terminal, api_url, monkeypatch, transcript):
+    transcript.replace(api_url, "API")
+    terminal.refuses("run --submit tiny --set sede=7")
     Api.refuses = "Validation failed for field 'depth'.\nFailure reason: too deep"
-    assert terminal.fails("run", "--submit", "tiny")[0] == (
-        "the Prefect server refuses the request: Validation failed for field 'depth'. Failure "
-        "reason: too deep"
-    )
+    terminal.refuses("run --submit tiny")
     monkeypatch.setattr("flows.cli.train.submit.DEPLOYMENT", "nanochat/other")
-    assert terminal.fails("run", "--submit", "tiny") == (
-        f"{api_url} has no deployment nanochat/other",
-        "register it with: nanochat up --register",
-    )
+    terminal.refuses("run --submit tiny")
     monkeypatch.delenv("PREFECT_API_URL")
-    error, hint = terminal.fails("run", "--submit", "tiny")
-    assert error == "no Prefect server is running, and so no worker"
-    assert hint == "start both with: nanochat up"
+    terminal.refuses("run --submit tiny")
     assert Api.created == []
 
 
@@ -209,33 +202,21 @@ def test_a_run_that_may_have_been_created_is_named_with_how_to_look(terminal, fa
     )
 
 
-@pytest.mark.parametrize(
-    ("path", "code", "hint"),
-    [
-        (CREATE, 401, "set PREFECT_API_AUTH_STRING to"),
-        (CREATE, 400, "nothing was submitted; the log of the server"),
-        (CREATE, 422, "if the code is newer than the deployment, run: nanochat up --register"),
-        ("/api/deployments/name/", 401, "set PREFECT_API_AUTH_STRING to"),
-        ("/api/deployments/name/", 200, "nothing was submitted: run the same command again"),
-        ("/api/deployments/name/", 502, "nothing was submitted: run the same command again"),
-    ],
-)
-@pytest.mark.usefixtures("api_url")
-def test_a_refusal_has_the_hint_for_its_cause(terminal, path, code, hint):
-    Api.faults = [(path, code)]
-    assert terminal.fails("run", "--submit", "tiny")[1].startswith(hint)
+NAMED = "/api/deployments/name/"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "error"),
-    [
-        (["--store", "ftp://x/y"], 1, "unsupported store URL"),
-        (["--gpus", "-1"], 2, "--gpus is -1"),
-        (["--name", "a/b"], 1, "'a/b' cannot be the name of a run"),
-        (["--name", "d12"], 1, "d12 is the name of another profile"),
-    ],
-)
 @pytest.mark.usefixtures("api_url")
-def test_a_mistake_is_found_before_a_run_is_created(terminal, words, code, error):
-    assert error in terminal.fails("run", "--submit", "tiny", *words, code=code)[0]
+def test_a_refusal_has_the_hint_for_its_cause(terminal, api_url, transcript):
+    transcript.replace(api_url, "API")
+    faults = [(CREATE, 401), (CREATE, 400), (CREATE, 422), (NAMED, 401), (NAMED, 200), (NAMED, 502)]
+    for fault in faults:
+        Api.faults = [fault]
+        terminal.refuses("run --submit tiny")
+
+
+@pytest.mark.usefixtures("api_url")
+def test_a_mistake_is_found_before_a_run_is_created(terminal):
+    for words in ("--store ftp://x/y", "--name a/b", "--name d12"):
+        terminal.refuses(f"run --submit tiny {words}")
+    terminal.refuses("run --submit tiny --gpus -1", code=2)
     assert Api.created == []
