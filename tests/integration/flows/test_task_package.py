@@ -33,14 +33,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(installed: Path, tmp_path: Path) -> Path:
-    """Return a folder with the guide's packages in it, to be edited; their files lie beside."""
+    """Return a folder with the guide's packages, to be edited, and with their files."""
     shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
     return tmp_path / "site"
 
 
 @pytest.fixture
 def nanochat(site: Path) -> Callable[..., str]:
-    """Return a function that runs a command beside the package's profile."""
+    """Return a function that runs a command in the folder of the package's profile."""
     own = {"PYTHONPATH": str(site), "NANOCHAT_HOME": str(site.parent / "home"), "NO_COLOR": "1"}
     program = Path(sys.executable).with_name("nanochat")
 

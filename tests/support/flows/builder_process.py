@@ -2,7 +2,7 @@
 
     python -m tests.support.flows.builder_process ROOT HOME STORE TTL BEAT
 
-ROOT is the repository of a `Toys` with a stage `slow`. Tells each event as a line of JSON, at last
+ROOT is the repository of a `Toys` with a stage `slow`. Prints each event as a line of JSON, at last
 {"kind": "end"} with the name of the error, if any. With the environment variable NO_FENCE any lease
 passes for its own: the control for tests that a process which lost its lease changes nothing.
 """
@@ -26,7 +26,7 @@ from tests.support.flows.fixtures import Toys
 REPOSITORY = Path(__file__).parents[3]
 
 
-# Notes that its body runs in a file beside the homes; ends when there is a file `go`.
+# Notes that its body runs in a file next to the homes; ends when there is a file `go`.
 SLOW = """
 import time
 from nanochat_core.runtime.progress import Progress

@@ -45,7 +45,7 @@ def read_table(directory: Path) -> list[Stage]:
 
 
 def write_table(directory: Path, stages: list[Stage]) -> None:
-    """Tell workers of the stages."""
+    """Write the stages for workers."""
     (directory / TABLE).write_bytes(pickle.dumps(stages))
 
 

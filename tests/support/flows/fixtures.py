@@ -45,11 +45,11 @@ def run(job):
 
 @dataclass
 class Toys:
-    """A repository of toy stages, a home with a store, and what was told of each stage."""
+    """A repository of toy stages, a home with a store, and the events of each stage."""
 
     root: Path
     home: Path
-    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def stage(self, name: str, *inputs: Stage, compute: Any = "cpu", source: str = ENTRY) -> Stage:
         """A stage whose entry module has the given source."""
@@ -80,15 +80,15 @@ class Toys:
             run_id=run_id,
             placement=self.placement,
             store=open_store(self.placement.store),
-            watch=lambda stage, event: self.told.append((stage, event)),
+            watch=lambda stage, event: self.events.append((stage, event)),
             strict=strict,
             root=self.root,
         )
 
     def kinds(self, stage: str) -> list[str]:
-        """Kinds of events told of a stage, then forgotten."""
-        kinds = [event["kind"] for name, event in self.told if name == stage]
-        self.told = [(name, event) for name, event in self.told if name != stage]
+        """Return the kinds of events of a stage, and forget the events."""
+        kinds = [event["kind"] for name, event in self.events if name == stage]
+        self.events = [(name, event) for name, event in self.events if name != stage]
         return kinds
 
     def set_broken(self, stage: str, broken: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Pools, deployments, workers and runs of the tests, as Prefect's API tells of them."""
+"""Pools, deployments, workers and runs of the tests, as Prefect's API shows them."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def wait_until(found: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
 def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> None:
     """Deploy `one-stage/<pool>` and `toys/<pool>` for the toys of a test.
 
-    With `other_code` whoever carries out an order has other code than its caller.
+    With `other_code` the worker has other code than the process that requests a stage.
     """
     from prefect.types.entrypoint import EntrypointType
 

@@ -69,7 +69,7 @@ def make_inputs(
     run: RunConfig | None = None,
     vocab_size: int = 65_536,
 ) -> dict[str, Path]:
-    """The files of every stage; `run` is what was asked for, profile tiny unless told."""
+    """Write the files of every stage; `run` has the settings, by default those of tiny."""
     run = run or open_profile("tiny").run
     made: dict[str, Manifest] = {}
     for stage in REPORT.inputs:

@@ -72,7 +72,7 @@ def publish_directory(store: Store, stage: str, directory: Path) -> Manifest:
 
 
 def no_fence() -> None:
-    """Nobody else may publish meanwhile."""
+    """Check nothing: no other process publishes."""
 
 
 def publish_rows(

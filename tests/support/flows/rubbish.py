@@ -14,7 +14,7 @@ RULES = Rules(keep=30 * DAY, grace=DAY)
 
 
 def ignore(what: str, count: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def gc(store: MemoryStore, **options: Any) -> Collected:

@@ -44,7 +44,7 @@ def send(
     said: list[str] | None = None,
 ) -> Pushed:
     def pause(seconds: float) -> None:
-        raise AssertionError("nobody collects garbage")
+        raise AssertionError("no garbage is collected")
 
     if scratch is None:
         assert isinstance(source, LocalStore)

@@ -18,7 +18,7 @@ from nanochat_core.section import Tree
 
 SECONDS_TO_MEET = 100.0  # of readers that are expected to ask at the same time
 CREATED = "2026-11-21T06:00:00Z"
-# Of an accepted artifact, beside the fingerprint that it comes from.
+# Of an accepted artifact, in addition to the fingerprint that it comes from.
 ACCEPTED = {"earlier": [], "code": {}, "why": "", "when": CREATED, "who": "me", "proof": None}
 
 

@@ -17,7 +17,7 @@ def write(path, *talks):
 
 
 def opened(*datasets):
-    """The tiny run with these datasets beside its own."""
+    """Return the tiny run with these datasets in addition to its own."""
     entries = [*(dataset.tree() for dataset in TINY.task_data.datasets), *datasets]
     override = f"task_data.datasets={json.dumps(entries)}"
     return open_profile("tiny", overrides=[override]).run

@@ -76,7 +76,7 @@ class Collection:
 def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
-    toys.told.clear()
+    toys.events.clear()
     collection = Collection(toys)
     context = collection.context(toys)
     built = build(stage, context, {}, force=False)
@@ -89,7 +89,7 @@ def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys):
 def test_a_run_builds_what_was_collected_while_it_waited(toys):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
-    toys.told.clear()
+    toys.events.clear()
     collection = Collection(toys, deletes="manifest.json")
     context = collection.context(toys)
     built = build(stage, context, {}, force=False)
@@ -105,7 +105,7 @@ def test_a_given_artifact_is_recorded_again_after_a_collection(toys):
     from flows.orchestration.pipeline import _reused
 
     made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
-    toys.told.clear()
+    toys.events.clear()
     collection = Collection(toys)
     context = collection.context(toys)
     assert _reused(context, made).manifest == made

@@ -63,7 +63,7 @@ def test_a_stage_without_memory_starts_again_with_half_the_rows_and_remembers_th
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):
         build(stage, context, {}, force=False)
-    logged = [event["text"] for _, event in toys.told if event["kind"] == "message"]
+    logged = [event["text"] for _, event in toys.events if event["kind"] == "message"]
     toys.set_broken("first", False)
     manifest = build(stage, context, {}, force=False).manifest
 
@@ -83,11 +83,11 @@ def test_a_stage_is_built_once_and_reused_afterwards(toys):
 
     made = build(first, context, {}, force=False)
     after = build(second, context, {"first": made.manifest}, force=False)
-    told = toys.kinds("second")
+    logged = toys.kinds("second")
     again = build(second, context, {"first": made.manifest}, force=False)
 
     assert (made.cached, after.cached, again.cached) == (False, False, True)
-    assert told == ["fetching", "building", "start", "step", "step", "finished"]
+    assert logged == ["fetching", "building", "start", "step", "step", "finished"]
     assert toys.kinds("second") == ["cached"]
     assert again.manifest == after.manifest
     store = open_store(toys.placement.store)
@@ -129,7 +129,7 @@ def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys):
     (job,) = (toys.home / "work" / "first").glob("*/job.json")
     (job.parent / "checkpoints" / "state").write_text("kept")
     (job.parent / "output" / ".half.tmp").write_text("not kept")
-    kind, event = toys.told[-1][1]["kind"], toys.told[-1][1]
+    kind, event = toys.events[-1][1]["kind"], toys.events[-1][1]
     assert kind == "failed"
     assert "ValueError" in event["log_tail"]
 
@@ -160,7 +160,7 @@ def test_a_full_disk_is_named(toys, monkeypatch):
 
     with pytest.raises(StageError, match=f"^first: no space left on device: {toys.home}"):
         build(first, toys.context(), {}, force=False)
-    assert toys.told[-1][1]["hint"].startswith("free some space")
+    assert toys.events[-1][1]["hint"].startswith("free some space")
 
     # A worker that cannot even write its error ends without a word.
     mute = toys.stage("first", source="import os\n\n\ndef run(job):\n    os._exit(1)\n")
@@ -302,7 +302,7 @@ def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys):
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: [e["kind"] for _, e in toys.told].count("waiting") >= 2)
+    wait_until(lambda: [e["kind"] for _, e in toys.events].count("waiting") >= 2)
     (toys.home / "go").touch()
     for thread in threads:
         thread.join()
@@ -322,12 +322,12 @@ def test_gpu_stages_run_one_at_a_time(toys):
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: "building" in [event["kind"] for _, event in toys.told])
+    wait_until(lambda: "building" in [event["kind"] for _, event in toys.events])
     (toys.home / "go").touch()
     for thread in threads:
         thread.join()
 
-    order = [event["kind"] for _, event in toys.told if event["kind"] in ("building", "finished")]
+    order = [event["kind"] for _, event in toys.events if event["kind"] in ("building", "finished")]
     assert order == ["building", "finished", "building", "finished"]
 
 
@@ -351,7 +351,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys):
         threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: {"building", "waiting"} <= {event["kind"] for _, event in toys.told})
+        wait_until(lambda: {"building", "waiting"} <= {event["kind"] for _, event in toys.events})
         context.stop.set()
         for thread in threads:
             thread.join()

@@ -1,4 +1,4 @@
-"""An unfinished job goes on in another home, from the checkpoints in the store they share."""
+"""An unfinished job resumes in another home, from the checkpoints in the store they share."""
 
 import json
 import shutil
@@ -69,11 +69,11 @@ def test_a_job_resumes_in_another_home(toys, tmp_path):
     with pytest.raises(JobFailed):
         build(stage, here, {}, force=False)
     shutil.rmtree(tmp_path / "a")
-    told: list[str] = []
-    there = replace(there, watch=lambda _, event: told.append(str(event.get("text"))))
+    logged: list[str] = []
+    there = replace(there, watch=lambda _, event: logged.append(str(event.get("text"))))
     built = build(stage, there, {}, force=False)
     assert result_of(there, built.manifest, tmp_path / "cache") == "began at 2"
-    assert "fetching checkpoint step 2/3 from the store" in told
+    assert "fetching checkpoint step 2/3 from the store" in logged
     first, second = built.manifest.provenance.segments
     assert (first["last_step"], second["first_step"], second["last_step"]) == (2, 2, 3)
     fingerprint = built.manifest.fingerprint
@@ -173,8 +173,8 @@ def start_of(toys: Any, home: str) -> int:
     """The step at which the last execution in a home began."""
     found = (toys.home.parent / home).glob("work/train/*/events.jsonl")
     events = max(found, key=lambda path: path.stat().st_mtime_ns)
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    return [event["step"] for event in told if event["kind"] == "start"][-1]
+    logged = [json.loads(line) for line in events.read_text().splitlines()]
+    return [event["step"] for event in logged if event["kind"] == "start"][-1]
 
 
 def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from flows.building.build import build
 from nanochat_core.errors import StageError, StoreError
 
-# Counts its executions in a file beside the home.
+# Counts its executions in a file next to the home.
 COUNTED = """
 def run(job):
     with (job.directory.parents[3] / "executions").open("a") as file:

@@ -1,4 +1,4 @@
-"""Several machines and runs, one store: each stage is built once, by whoever has the lease."""
+"""Several machines and runs, one store: each stage is built once, by the holder of its lease."""
 
 import json
 import re
@@ -190,9 +190,9 @@ def test_an_artifact_that_appears_while_one_waits_is_used(toys, tmp_path):
     take_over(context, stage)
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(build(stage, context, {}, force=False)))
-    toys.told.clear()
+    toys.events.clear()
     thread.start()
-    wait_until(lambda: "waiting" in [event["kind"] for _, event in toys.told])
+    wait_until(lambda: "waiting" in [event["kind"] for _, event in toys.events])
 
     for entry in away.store.list("first/"):
         if not entry.key.endswith("lease.json"):

@@ -78,7 +78,7 @@ def run(job):
         save(job, step, rank, ranks)
         progress.step(step, loss=1.0)
     if rank == 0:
-        (job.output / "value.txt").write_text(f"{ranks} ranks went on from {start}")
+        (job.output / "value.txt").write_text(f"{ranks} ranks resumed from {start}")
     return {"ranks": ranks}
 """
 EASY = """
@@ -156,7 +156,7 @@ def test_a_node_that_is_lost_is_waited_for_and_both_go_on(stage, contexts, pool,
     assert first.manifest == second.manifest
     with Cache(tmp_path / "cache", 10**9) as cache:
         files = fetch(contexts[0].store, first.manifest, cache) / "files"
-        assert (files / "value.txt").read_text() == "2 ranks went on from 2"
+        assert (files / "value.txt").read_text() == "2 ranks resumed from 2"
     assert [s["nodes"] for s in first.manifest.provenance.segments] == [2, 2]
     assert not list(tmp_path.glob("?/work/train/*/"))
     again = build_share(stage, contexts[1], {}, node=1, force=False)

@@ -19,7 +19,7 @@ from tests.support.flows.claims import claim
 from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.waiting import wait_until
 
-# Ends when there is a file `go` beside the homes. Notes every step in another file there.
+# Ends when there is a file `go` next to the homes. Notes every step in another file there.
 TRAIN = """
 import hashlib
 import json
@@ -94,7 +94,7 @@ def test_no_step_is_lost_or_repeated_whenever_the_store_falls_silent(toys):
     outages: list[Any] = []
     for verb, part in OUTAGES:
         outages.append(Outage(outages[-1] if outages else context.store, verb, part))
-    toys.told.clear()
+    toys.events.clear()
 
     def train_until_over() -> None:
         wait_until(lambda: all(is_over(outages[number]) for number in IN_TRAINING))
@@ -112,7 +112,7 @@ def test_no_step_is_lost_or_repeated_whenever_the_store_falls_silent(toys):
     assert steps_done(toys) == list(range(1, 9))
     assert context.store.get(built.manifest.files[0].key) == b"first+trained"
     assert not list(context.store.list(f"train/{built.manifest.fingerprint}/checkpoints/"))
-    said = "\n".join(event["text"] for _, event in toys.told if event["kind"] == "waiting")
+    said = "\n".join(event["text"] for _, event in toys.events if event["kind"] == "waiting")
     for number, (verb, _) in enumerate(OUTAGES):
         assert f"(no answer to {verb})" in said or number in IN_TRAINING
 

@@ -27,7 +27,7 @@ RUN = replace(make_run("toy-1"), depth=2, overrides=("seed=7",), gpus=0, place=(
 
 
 def watch(stage: str, event: Any) -> None:
-    """Nobody looks."""
+    """Ignore the event."""
 
 
 def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:

@@ -52,7 +52,7 @@ class Terminal:
         """Ctrl-C while a line is typed.
 
         Python's `input` notices a signal that comes just before it waits for a key only at the next
-        key: too early for a person, but not for a test beside others. So it is let wait first.
+        key: too early for a user, but not for one of many tests. So it waits for a key first.
         """
         process = psutil.Process(self._process.pid)
         asleep, end = 0, time.monotonic() + 60
@@ -96,7 +96,7 @@ def test_history_settings_and_control_keys(model, tmp_path):
         terminal.wait_for("half a li$")
         terminal.interrupt_line()
         terminal.wait_for(r"Ctrl-C again leaves\.\r\n> $")
-        terminal.type("/topk\r")  # between two of them: nobody leaves
+        terminal.type("/topk\r")  # between two of them, so the chat does not end
         terminal.wait_for("top_k 50\r\n> $")
         terminal.interrupt_line()
         terminal.wait_for(r"Ctrl-C again leaves\.\r\n> $")

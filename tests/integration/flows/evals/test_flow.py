@@ -1,4 +1,4 @@
-"""Models judged again on a real Prefect server: alerts, schedules, and what costs nothing."""
+"""Models evaluated again on a real Prefect server: alerts, schedules, and what costs nothing."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def run(job):
     (job.output / "value.txt").write_text("{value}")
     return {{}}
 """
-JUDGE = """
+EVALUATE = """
 def run(job):
     value = float((job.inputs["sft"] / "value.txt").read_text())
     (job.output / "value.txt").write_text(str(value))
@@ -39,8 +39,8 @@ def run(job):
 
 
 @pytest.fixture
-def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
-    """Judges a toy model of some worth; gives what the flow found."""
+def assess(toys: Any, server: Server) -> Callable[..., Any]:
+    """Return a function that evaluates a toy model of some worth, as the flow does."""
     from prefect import flow
 
     from flows.artifacts.runs import new_run_id
@@ -55,7 +55,7 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
 
     def night_of(worth: float, *, name: str = "main", **rule: Any) -> Any:
         model = toys.stage("sft", source=MODEL.format(value=worth))
-        stages = [model, toys.stage("chat_eval_sft", model, source=JUDGE)]
+        stages = [model, toys.stage("chat_eval_sft", model, source=EVALUATE)]
         night = f"20261121t0300{next(nights):02d}z"
 
         @flow(name="train")
@@ -114,9 +114,7 @@ def forget_alert() -> None:
             asking.delete_automation(automation.id)
 
 
-def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
-    judge_model, posted, request
-):
+def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(assess, posted, request):
     from deployments.alerts import EVAL_REGRESSED, alerts
     from deployments.automations import ensure_automation
     from tests.integration.flows.orchestration.test_pipeline import artifacts
@@ -132,8 +130,8 @@ def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
         assert not ensure_automation(asking, new)  # another address is not another automation
         assert len(asking.read_automations_by_name(EVAL_REGRESSED)) == 1
 
-    first, again, worse = judge_model(0.8), judge_model(0.8), judge_model(0.5)
-    allowed = judge_model(0.4, drop=0.2)
+    first, again, worse = assess(0.8), assess(0.8), assess(0.5)
+    allowed = assess(0.4, drop=0.2)
 
     assert [e.evaluation.cached for e in (first, again, worse)] == [False, True, False]
     assert again.evaluation.manifest == first.evaluation.manifest
@@ -181,14 +179,14 @@ def prefect_terminal(
     os.environ.update(before)
 
 
-def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(judge_model, monkeypatch):
+def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(assess, monkeypatch):
     from prefect.client.orchestration import SyncPrefectClient
 
     def refuse(*_: object, **__: object) -> None:
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(SyncPrefectClient, "create_artifact", refuse)
-    assert not judge_model(0.8, name="refused").verdict.regressed
+    assert not assess(0.8, name="refused").verdict.regressed
 
 
 def test_a_schedule_given_twice_is_one_and_is_changed(prefect_terminal, store, server):

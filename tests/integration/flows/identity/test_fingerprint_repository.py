@@ -67,7 +67,7 @@ def modules() -> list[str]:
 
 ROUNDS = 10  # of edits; each file is edited in half of them, no two files in the same
 
-# Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
+# Files next to the code that decide no artifact, or do so by values that are hashed elsewhere.
 UNHASHED = {
     "flows/compare/page.html.jinja": "the pages of `nanochat compare` and of a sweep",
     "infra/": "how machines are started",

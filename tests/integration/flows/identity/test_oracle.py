@@ -42,7 +42,7 @@ EXEMPT = {
     "nanochat_core.runtime.process_start": _TOLD,
     "nanochat_core.runtime.progress": _TOLD,
     "nanochat_core.runtime.trackers": _TOLD,
-    "nanochat_core.runtime.versions": "recorded beside the result",
+    "nanochat_core.runtime.versions": "recorded with the result",
     "nanochat_core.scaling": "its choices are configuration; its counts are reported",
     "nanochat_core.section": "reads and writes configuration",
     "nanochat_core.train.loop.checkpoint": _STATE,

@@ -1,4 +1,4 @@
-"""The client that asks once: what it raises, how soon, and what it tells of a refusal."""
+"""The client that asks once: what it raises, how soon, and what it reports of a refusal."""
 
 import socket
 import threading
@@ -24,10 +24,10 @@ def refuse(server: Server) -> Iterator[Callable[[int, bytes], str]]:
         class Refusing(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the token against forgery, which ours does not know
                 self.send_response(422)
-                told = b'{"detail": "CSRF protection is disabled."}'
-                self.send_header("Content-Length", str(len(told)))
+                body = b'{"detail": "CSRF protection is disabled."}'
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(told)
+                self.wfile.write(body)
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))

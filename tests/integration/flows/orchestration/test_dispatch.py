@@ -30,7 +30,7 @@ def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A pool of which stages can be ordered."""
     from tests.support.flows.pools import deploy
 
-    deploy(tmp_path_factory.mktemp("nobody"), POOL)
+    deploy(tmp_path_factory.mktemp("unused"), POOL)
     return POOL
 
 
@@ -140,7 +140,7 @@ def test_two_callers_share_one_order(make_caller):
     first, second = make_caller("one"), make_caller("two")
     results = [first.send(), second.send()]
     [run] = first.wait_for_runs(1)
-    # Whoever comes later finds the stage built, or has a worker look whether it is.
+    # A later request finds the stage built, or has a worker check whether it is.
     assert all(caller.follows.wait(SECONDS) for caller in (first, second))
     assert first.tag in run.tags
     assert run.parameters["stage"] == "gpu"
@@ -204,8 +204,8 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(make
     cancelled = first.send()
     [run] = first.wait_for_runs(1)
     waiting = second.send()
-    end(run, "CANCELLED", "by hand")
-    with pytest.raises(StageError, match="was cancelled: by hand") as caught:
+    end(run, "CANCELLED", "by the user")
+    with pytest.raises(StageError, match="was cancelled: by the user") as caught:
         cancelled.result()
     assert not isinstance(caught.value, TransientStageError)
     own = second.wait_for_runs(2)[1]
@@ -256,9 +256,9 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(make_caller, monkeyp
     from tests.support.flows.pools import wait_until
 
     caller = make_caller("one")
-    told: list[str] = []
+    logged: list[str] = []
     caller.context = replace(
-        caller.context, watch=lambda _, event: told.append(str(event.get("text")))
+        caller.context, watch=lambda _, event: logged.append(str(event.get("text")))
     )
     result = caller.send()
     caller.wait_for_runs(1)
@@ -268,10 +268,10 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(make_caller, monkeyp
 
     monkeypatch.setattr(dispatch, "reporting_refusals", away)
     said = "Prefect does not answer (connection refused); retrying"
-    wait_until(lambda: said in told)
+    wait_until(lambda: said in logged)
     caller.carry_out()
     assert not result.result().cached
-    assert told.count(said) == 1
+    assert logged.count(said) == 1
 
 
 def test_a_forced_stage_is_built_again_though_another_run_made_it(make_caller):

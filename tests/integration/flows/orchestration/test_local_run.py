@@ -1,4 +1,4 @@
-"""What a command does about its own flow, beside what test_pipeline.py shows on a server."""
+"""Commands and their own flows, without a server; test_pipeline.py has one."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A lost stage is started again in the same run; a mistake is not, and nobody waits in vain."""
+"""A lost stage is started again in the same run; a mistake is not, and no stage waits in vain."""
 
 import threading
 from dataclasses import replace

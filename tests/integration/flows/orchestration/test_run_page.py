@@ -32,7 +32,7 @@ def _known(manifest: Manifest | None) -> Manifest:
 
 
 def resumed(item: Built) -> Built:
-    """The same, built here by a job that went on at step 120 of 320."""
+    """The same, built here by a job that resumed at step 120 of 320."""
     provenance = item.manifest.provenance
     segments = (
         {**provenance.segments[0], "first_step": 0, "last_step": 130},

@@ -28,7 +28,7 @@ from tests.support.small_job import small_job
 
 RUN = open_profile("tiny").run
 
-# Goes on for a quarter of an hour unless it is stopped.
+# Runs for a quarter of an hour unless it is stopped.
 TRAINS = """
 import time
 
@@ -162,7 +162,7 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys):
     assert proof.device == "cpu"
     assert len(proof.digest) == 64
     events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
-    assert len(last_by_step(read_events(events), "step")) == 4  # it did not go on until it was told
+    assert len(last_by_step(read_events(events), "step")) == 4  # it was stopped there
     assert bench.said == ["old code: up to 4 steps", "new code: up to 4 steps"]
 
 

@@ -54,7 +54,7 @@ def most_on_the_gpu(toys: Any) -> int:
     """The most GPU stages that were built at the same time."""
     at_work: set[str] = set()
     most = 0
-    for name, event in toys.told:
+    for name, event in toys.events:
         if "/" in name and event["kind"] == "building":
             at_work.add(name)
         elif event["kind"] == "finished":

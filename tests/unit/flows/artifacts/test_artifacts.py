@@ -1,4 +1,4 @@
-"""Publishing: whole or absent, the first one wins, whoever lost the right to it does nothing."""
+"""Publishing: whole or absent, the first one wins, without its lease a process does nothing."""
 
 import dataclasses
 from collections.abc import Iterator

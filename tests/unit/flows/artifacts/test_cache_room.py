@@ -128,11 +128,11 @@ def test_strangers_in_the_cache_are_left_alone(store, cache, manifest):
 
 def test_waiting_for_another_process_that_fetches_can_be_stopped(store, cache, manifest):
     directory = cache.use(manifest)
-    told: list[int] = []
+    counted: list[int] = []
 
     def stop_at_third(count: int) -> None:
-        told.append(count)
-        if len(told) == 3:
+        counted.append(count)
+        if len(counted) == 3:
             raise StageError("the run is being stopped")
 
     with (
@@ -140,7 +140,7 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(store, cache, m
         pytest.raises(StageError),
     ):
         fetch(store, manifest, cache, on_bytes=stop_at_third)
-    assert told == [0, 0, 0]
+    assert counted == [0, 0, 0]
     assert store.fetched == []
     fetch(store, manifest, cache)
 

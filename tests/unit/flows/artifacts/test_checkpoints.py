@@ -1,4 +1,4 @@
-"""Checkpoints in the store: another machine goes on, and a damaged one is passed over."""
+"""Checkpoints in the store: another machine resumes from them, and damaged ones are skipped."""
 
 import hashlib
 import json
@@ -80,9 +80,9 @@ def steps_of(job: Job) -> list[str]:
 def test_another_machine_resumes_from_the_newest(store, here, there):
     for step in (100, 200):
         send_one(store, here, step)
-    told: list[str] = []
-    restore(store, there, log=told.append)
-    assert told == ["fetching checkpoint step 200/900 from the store"]
+    logged: list[str] = []
+    restore(store, there, log=logged.append)
+    assert logged == ["fetching checkpoint step 200/900 from the store"]
     assert steps_of(there) == ["step-0000200"]
     for name in ("tensors.safetensors", "COMMIT.json"):
         mine, theirs = (job.checkpoints / "step-0000200" / name for job in (here, there))
@@ -152,9 +152,9 @@ def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
         store.delete(key)
     else:
         store.put(f"{place}/COMMIT.json", b'{"format": 1}')
-    told: list[str] = []
-    restore(store, there, log=told.append)
-    assert any("step 200 in the store is damaged and is passed over" in text for text in told)
+    logged: list[str] = []
+    restore(store, there, log=logged.append)
+    assert any("step 200 in the store is damaged and is passed over" in text for text in logged)
     assert steps_of(there) == ["step-0000100"]
     assert store.head(f"{place}/COMMIT.json").size  # perhaps this machine's disk is at fault
     send_one(store, there, 200, epoch=2)  # the same step, done again
@@ -170,9 +170,9 @@ def test_sending_again_leaves_what_was_committed_alone(store, here, there):
         send(store, here, directory, owner="me", fencing_token=1, check_lease=lambda: None)
         with here.events.open("a") as file:
             file.write('{"kind": "message", "text": "and on"}\n')
-    told: list[str] = []
-    restore(store, there, log=told.append)
-    assert told == ["fetching checkpoint step 100/900 from the store"]
+    logged: list[str] = []
+    restore(store, there, log=logged.append)
+    assert logged == ["fetching checkpoint step 100/900 from the store"]
 
 
 def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there, monkeypatch):
@@ -184,9 +184,9 @@ def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there, 
     assert tree
     tree["files"][0]["path"] = "../../evil"
     store.put(key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT))
-    told: list[str] = []
-    restore(store, there, log=told.append)
-    assert "passed over" in told[0]
+    logged: list[str] = []
+    restore(store, there, log=logged.append)
+    assert "passed over" in logged[0]
     assert not list(there.directory.parent.rglob("evil"))
 
 
@@ -225,16 +225,16 @@ def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(store, here
         send_one(store, here, step)
     for commit in path_of(store, here.stage).rglob("COMMIT.json"):
         commit.chmod(0o644)
-        commit.write_text("of a format that nobody reads any more")
+        commit.write_text("of a format that no version reads")
     for step in (100, 200, 300):
         send_one(store, there, step)
     places = {entry.key.split("/")[3] for entry in store.list("pretrain/")}
     assert places == {f"step-0000{step}" for step in (200, 300, 700, 800)}
-    told: list[str] = []
+    logged: list[str] = []
     third = make_job(there.directory.parent / "third")
-    restore(store, third, log=told.append)
+    restore(store, third, log=logged.append)
     assert [d.name for d in third.checkpoints.glob("step-*")] == ["step-0000300"]
-    assert sum("passed over" in text for text in told) == 2
+    assert sum("passed over" in text for text in logged) == 2
 
 
 def contents(directory: Path) -> dict[Path, bytes]:
@@ -259,9 +259,9 @@ def test_a_local_checkpoint_of_another_format_is_refused_and_stays(store, here, 
     committed = save(there, 100) / "COMMIT.json"
     committed.write_text('{"format": 7, "shards": ["in another layout"]}')
     before = contents(there.checkpoints)
-    with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
+    with pytest.raises(StageError, match=ANOTHER_FORMAT) as caught:
         LOOKS[use](store, there)
-    assert "--force" in str(told.value.hint)
+    assert "--force" in str(caught.value.hint)
     assert contents(there.checkpoints) == before
 
 
@@ -279,8 +279,8 @@ def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(store, here,
         key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT + (part == "record"))
     )
     before = contents(path_of(store, "pretrain"))
-    with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
+    with pytest.raises(StageError, match=ANOTHER_FORMAT) as caught:
         restore(store, there, log=pytest.fail)
-    assert "--force" in str(told.value.hint)
+    assert "--force" in str(caught.value.hint)
     assert contents(path_of(store, "pretrain")) == before
     assert steps_of(there) == []

@@ -1,4 +1,4 @@
-"""Saying what is used, waiting for whoever may not have seen it, and pins."""
+"""Records of what is used, waiting for collections that may have missed them, and pins."""
 
 import pytest
 
@@ -35,7 +35,7 @@ class Waiter:
 
     def log(self, text: str) -> None:
         assert text.startswith("waiting: garbage is being collected by run gc on host")
-        self.did.append("tell")
+        self.did.append("log")
 
     def pause(self, seconds: float) -> None:
         self.did.append("pause")
@@ -63,12 +63,12 @@ def test_without_a_collection_a_pin_is_one_record(store):
 
 def test_a_collection_is_waited_for_and_what_was_said_during_it_is_said_again(store):
     did = Waiter(store, looks=3).reserve()
-    assert did == ["record", "tell", "pause", "pause", "pause", "record"]
+    assert did == ["record", "log", "pause", "pause", "pause", "record"]
 
 
 def test_who_said_it_during_the_next_collection_waits_for_that_too(store):
     did = Waiter(store, looks=1, again=1).reserve()
-    assert did == ["record", "tell", "pause", "record", "tell", "pause", "record"]
+    assert did == ["record", "log", "pause", "record", "log", "pause", "record"]
 
 
 def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_lasts(store):

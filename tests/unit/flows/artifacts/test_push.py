@@ -124,7 +124,7 @@ def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
     source, artifacts, tmp_path
 ):
     class Raced(Sink):
-        """Somebody else publishes right before our manifest."""
+        """A store in which another process publishes right before our manifest."""
 
         def put_if_absent(self, key: str, data: bytes) -> bool:
             if key.startswith("sft/"):

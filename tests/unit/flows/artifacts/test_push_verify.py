@@ -28,11 +28,11 @@ def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
     file = damage(target, artifacts[1])
     target.uploaded.clear()
     shown: list[tuple[str, int]] = []
-    told: list[int] = []
+    counted: list[int] = []
 
     def watch(what: str, size: int) -> AbstractContextManager[OnBytes]:
         shown.append((what, size))
-        return contextlib.nullcontext(told.append)
+        return contextlib.nullcontext(counted.append)
 
     scratch = tmp_path / "scratch"
     pushed = send(source, target, "tiny", scratch=scratch, verify=True, watch=watch)
@@ -40,7 +40,7 @@ def test_what_is_damaged_in_the_other_store_is_found_by_reading_it_and_replaced(
     assert (pushed.lacking.damaged, len(pushed.lacking.there)) == (1, 5)
     assert target.uploaded == [file.key]
     assert shown == [("verify", whole), ("push", file.size)]
-    assert sum(told) >= whole + file.size
+    assert sum(counted) >= whole + file.size
     assert list(scratch.iterdir()) == []
     for manifest in artifacts:
         check_same(source, target, manifest, tmp_path / "cache")

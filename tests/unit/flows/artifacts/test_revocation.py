@@ -1,4 +1,4 @@
-"""Artifacts that were taken back: who is told, what still works, and what comes of it."""
+"""Revoked artifacts: which uses are refused, which are warned of, and what still works."""
 
 import dataclasses
 import shutil

@@ -270,7 +270,7 @@ def test_a_tag_cannot_lead_out_of_the_runs(store):
 
 
 def test_of_many_who_set_a_tag_each_replaces_another_one(store):
-    """What each says it replaced makes one chain: nobody's change is lost unsaid."""
+    """Check that the replaced values form one chain: no change is lost silently."""
     replaced: dict[str, str | None] = {}
     barrier = threading.Barrier(8)
 

@@ -75,14 +75,14 @@ def stored(store: MemoryStore, count: int) -> set[str]:
 
 def test_files_of_an_earlier_artifact_are_not_stored_again(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
-    told: list[int] = []
-    new = publish_shards(store, tmp_path, 5, on_bytes=told.append)
+    counted: list[int] = []
+    new = publish_shards(store, tmp_path, 5, on_bytes=counted.append)
     assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
     assert stored(store, 5) == {"shard_2", "shard_3", "shard_4", "shards.json"}
     assert [keys(new)[name] for name in ("shard_0", "shard_1")] == [
         keys(old)[name] for name in ("shard_0", "shard_1")
     ]
-    assert sum(told) == sum(file.size for file in new.files)
+    assert sum(counted) == sum(file.size for file in new.files)
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         files = fetch(store, new, cache) / "files"
         assert {name: (files / name).read_bytes() for name in SHARDS} == SHARDS

@@ -159,7 +159,7 @@ def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetche
     (cached / "train.rows").write_bytes(b"123456")
     (cached / "rows.json").write_bytes(b"[]")
     places = [(file, tmp_path / "mine" / file.path) for file in manifest.files]
-    told: list[int] = []
+    counted: list[int] = []
     fetch_verified(
         store,
         manifest,
@@ -167,11 +167,11 @@ def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetche
         scratch=tmp_path / "scratch",
         cached=cached,
         private=True,
-        on_bytes=told.append,
+        on_bytes=counted.append,
     )
     assert sorted(key.rpartition("/")[2] for key in store.fetched) == ["empty.bin", "rows.json"]
     assert find_missing(places) == []
-    assert sum(told) == 8
+    assert sum(counted) == 8
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -213,7 +213,7 @@ def test_results_come_in_the_order_of_the_items():
         on_bytes(number)
         return number
 
-    told: list[int] = []
-    assert transfer_each(work, range(5), on_bytes=told.append) == [0, 1, 2, 3, 4]
-    assert sorted(told) == [0, 1, 2, 3, 4]
+    counted: list[int] = []
+    assert transfer_each(work, range(5), on_bytes=counted.append) == [0, 1, 2, 3, 4]
+    assert sorted(counted) == [0, 1, 2, 3, 4]
     assert transfer_each(work, []) == []

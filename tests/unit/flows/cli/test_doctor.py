@@ -1,4 +1,4 @@
-"""Every check of the doctor tells a good machine from a bad one, and says what to do."""
+"""Every check of the doctor distinguishes a good machine from a bad one and has a remedy."""
 
 import importlib.metadata
 import importlib.util

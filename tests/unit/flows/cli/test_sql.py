@@ -19,7 +19,7 @@ SEGMENTS = (
 
 @pytest.fixture
 def measured(store: Store) -> list[Manifest]:
-    """Two runs that share a model, judged once each."""
+    """Two runs that share a model; the first has an evaluation."""
     model = put_measured(
         store,
         "pretrain",
@@ -30,7 +30,7 @@ def measured(store: Store) -> list[Manifest]:
             {"step": 2, "time": 2.0, "seconds": 1.5, "loss": float("nan")},
         ],
     )
-    judged = put_measured(
+    evaluated = put_measured(
         store,
         "base_eval",
         metrics={"core": 0.2, "core_low": 0.1, "core_high": 0.3},
@@ -41,9 +41,9 @@ def measured(store: Store) -> list[Manifest]:
         ],
     )
     tuned = put_measured(store, "sft", steps=[{"step": 1, "time": 1.0, "reward": 0.25}])
-    put_run(store, "tiny-1", model, judged, started="2026-11-21T06:00:00Z")
+    put_run(store, "tiny-1", model, evaluated, started="2026-11-21T06:00:00Z")
     put_run(store, "tiny-2", model, tuned, depth=4, overrides=("a.b=1",), status="failed")
-    return [model, judged, tuned]
+    return [model, evaluated, tuned]
 
 
 def rows(terminal: Terminal, query: str) -> list[dict[str, Any]]:
@@ -119,8 +119,8 @@ def test_without_a_query_the_views_and_their_columns_are_listed(measured, termin
     heads = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
     assert heads == ["runs", "stages", "steps", "evals", "examples", "artifacts"]
     assert "loss double" in " ".join(lines)
-    told = terminal.read("sql")
-    assert "reward double" in told["steps"]["columns"]
+    logged = terminal.read("sql")
+    assert "reward double" in logged["steps"]["columns"]
 
 
 def test_an_empty_store_has_empty_views(store, terminal):

@@ -23,7 +23,7 @@ class Shelf:
     def night(
         self, *, suite: str = "a", status: str = "finished", run: str | None = None, **metrics: Any
     ) -> Evaluation:
-        """One more evaluation; `metrics` also tell the models apart."""
+        """Add an evaluation; `metrics` also distinguish the models."""
         self._nights += 1
         model = make_manifest("sft", files={"data": repr(metrics)})
         data = make_manifest("task_data", files={"data": suite})

@@ -1,4 +1,4 @@
-"""How a model is judged again: by which stage, on what data, with whose settings."""
+"""How a model is evaluated again: by which stage, on what data, with which settings."""
 
 from typing import Any
 
@@ -111,8 +111,8 @@ def test_a_history_is_called_as_the_model_is():
 
 def test_the_status_of_an_evaluation_names_the_command_that_repeats_it(store, terminal):
     made = put_main(store, "task_data", "sft")
-    judged = put_artifact(store, make_manifest("chat_eval_sft"))
-    put_run(store, "eval-main-1", judged, name="eval-main", uses=("sft@main",))
+    evaluated = put_artifact(store, make_manifest("chat_eval_sft"))
+    put_run(store, "eval-main-1", evaluated, name="eval-main", uses=("sft@main",))
     lines = terminal.said("status", "eval-main")
     assert lines[1] == "  command  nanochat evals sft@main"
     assert [line.split()[1] for line in lines[4:]] == ["chat_eval_sft"]

@@ -147,7 +147,7 @@ def test_a_collection_that_stood_still_deletes_nothing_more(store):
 
 
 class Interrupting(MemoryStore):
-    """Lets somebody act right before a key is looked at, or after everything was listed."""
+    """A store that acts right before a key is examined, or after everything was listed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An evaluation is known by what is judged and what it is asked; nothing else has it run again."""
+"""An evaluation is identified by its model and its questions; no other change runs it again."""
 
 import dataclasses
 

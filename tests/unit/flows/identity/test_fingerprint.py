@@ -306,7 +306,7 @@ def test_no_stage_imports_by_computed_names(stage):
     for name, source in _sources(stage_named(stage).entry):
         if name in (IN_THE_SANDBOX, "tasks.plugins"):  # `named_modules` adds what that imports
             continue
-        # importlib.util tells facts of the interpreter; it imports nothing by itself.
+        # importlib.util reports facts of the interpreter; it imports nothing by itself.
         assert "importlib" not in source.replace("importlib.util", ""), name
         assert "module_from_spec" not in source, name
         assert "__import__" not in source, name

@@ -1,4 +1,4 @@
-"""The record beside an artifact: read back as written, refused when any part of it cannot be."""
+"""The record of an artifact: read back as written, refused when any part of it cannot be."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a person is told of a record that cannot be right: never first of all to delete it."""
+"""The errors of damaged records: their hints never begin with deleting the record."""
 
 import pytest
 

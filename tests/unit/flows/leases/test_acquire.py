@@ -1,4 +1,4 @@
-"""Waiting for a claim to build is visible, ends for several reasons, and holds nobody up."""
+"""Waiting for a claim to build is visible, ends for several reasons, and blocks no other."""
 
 import contextlib
 import os
@@ -27,14 +27,14 @@ from tests.support.flows.waiting import wait_until
 FINGERPRINT = "ab" * 32
 TERMS = LeaseTimings(ttl=60.0, beat=0.02, poll=0.01, max_poll=0.02, report=1000.0)
 SECONDS = 100.0  # more than a busy machine needs
-ARTIFACT = cast(Manifest, object())  # nobody looks into it
+ARTIFACT = cast(Manifest, object())  # its contents are not read
 
 
 class Waiter:
-    """Somebody who wants to build, in a thread."""
+    """A process that wants to build, in a thread."""
 
     def __init__(self, directory: Path, name: str = "a", **changes: Any) -> None:
-        self.told: list[str] = []
+        self.logged: list[str] = []
         self.stop = changes.pop("stop", threading.Event())
         self.artifact: Manifest | None = None
         terms: LeaseTimings = changes.pop("terms", TERMS)
@@ -51,7 +51,7 @@ class Waiter:
             wait=StoreWait(
                 store=LocalStore(directory / "disk" / "store"),
                 name="sft",
-                waiting=WaitLog(self.told.append, every=terms.report),
+                waiting=WaitLog(self.logged.append, every=terms.report),
                 stop=self.stop,
                 terms=terms,
             ),
@@ -69,7 +69,7 @@ class Waiter:
 
     def is_waiting(self) -> bool:
         """Whether it said so."""
-        return bool(self.told)
+        return bool(self.logged)
 
     def wait_for_result(self) -> Any:
         """What came of it."""
@@ -120,7 +120,7 @@ def set_age(directory: Path, seconds: float) -> None:
 def test_a_free_claim_is_granted_at_once_and_silently(wait):
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), HeldLease)
-    assert waiter.told == []
+    assert waiter.logged == []
     assert file_lock.is_held(waiter.claim.lock_path)
     waiter.end()
     assert not file_lock.is_held(waiter.claim.lock_path)
@@ -135,7 +135,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(
         time.sleep(5 * TERMS.max_poll)
         assert waiter.result is None
     assert isinstance(waiter.wait_for_result(), HeldLease)
-    (text,) = waiter.told
+    (text,) = waiter.logged
     assert re.fullmatch(
         r"waiting: built by run run-other on host host-other, step 310/900, heartbeat \d s ago",
         text,
@@ -149,9 +149,9 @@ def test_who_is_waited_for_is_said_again_now_and_then(wait, tmp_path):
         waiter = wait(terms=replace(TERMS, report=0.1))
         wait_until(waiter.is_waiting)
         lease.note(step=2, total=9)
-        wait_until(lambda: len(waiter.told) == 4)
+        wait_until(lambda: len(waiter.logged) == 4)
         assert time.monotonic() - began > 0.3
-    assert "step 2/9" in waiter.told[-1]
+    assert "step 2/9" in waiter.logged[-1]
 
 
 def test_another_builder_is_said_at_once(wait, tmp_path):
@@ -161,9 +161,9 @@ def test_another_builder_is_said_at_once(wait, tmp_path):
         wait_until(lambda: first.is_waiting() and second.is_waiting())
     wait_until(lambda: (first.result or second.result) is not None)
     late = second if first.result is not None else first
-    wait_until(lambda: len(late.told) == 2)
-    assert "built by run run-other " in late.told[0]
-    assert f"built by run run-{'a' if late is second else 'b'} " in late.told[1]
+    wait_until(lambda: len(late.logged) == 2)
+    assert "built by run run-other " in late.logged[0]
+    assert f"built by run run-{'a' if late is second else 'b'} " in late.logged[1]
 
 
 @pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0])
@@ -175,13 +175,13 @@ def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clo
         set_age(tmp_path, age)
         began = time.monotonic()
         waiter = wait(terms=terms)
-        wait_until(lambda: len(waiter.told) == 2)
+        wait_until(lambda: len(waiter.logged) == 2)
         lease = waiter.wait_for_result()
         assert isinstance(lease, HeldLease)
         assert lease.record.epoch == 2
         assert time.monotonic() - began > terms.ttl
-    assert len(waiter.told) == 2
-    assert waiter.told[1].endswith(" ago; its lease expires after 2 s without one")
+    assert len(waiter.logged) == 2
+    assert waiter.logged[1].endswith(" ago; its lease expires after 2 s without one")
 
 
 def test_an_artifact_that_appears_ends_the_waiting(wait, tmp_path):
@@ -208,7 +208,7 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(wai
     with file_lock.try_hold(path), built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
-        assert waiter.told[0].startswith("waiting: built by run run-other on host ")
+        assert waiter.logged[0].startswith("waiting: built by run run-other on host ")
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
@@ -252,7 +252,7 @@ def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(wait):
     other = wait("b")
     assert isinstance(other.wait_for_result(), HeldLease)
     wait_until(waiter.is_waiting)
-    assert "run-b" in waiter.told[0]
+    assert "run-b" in waiter.logged[0]
     other.end()
     waiter.artifact = ARTIFACT  # made by the other one
     assert waiter.wait_for_result() is ARTIFACT
@@ -278,7 +278,7 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(wai
         waiter = wait(terms=terms)
         wait_until(waiter.is_waiting)
         (tmp_path / "disk").rename(tmp_path / "away")
-        wait_until(lambda: any("store not reached for" in text for text in waiter.told))
+        wait_until(lambda: any("store not reached for" in text for text in waiter.logged))
         time.sleep(2 * terms.ttl)
         assert waiter.result is None
         (tmp_path / "away").rename(tmp_path / "disk")

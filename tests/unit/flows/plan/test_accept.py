@@ -231,7 +231,7 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(full_house, t
         ).read_text() == old.fingerprint
 
 
-# Somebody else was first.
+# Another process was first.
 
 
 @pytest.mark.parametrize("content", ["same", "other"])

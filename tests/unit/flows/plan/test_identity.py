@@ -127,7 +127,7 @@ def value_at(value: Any, path: Leaf) -> Any:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_where_a_file_lies_counts_for_no_stage(name):
-    """What it holds does, and is a setting beside it."""
+    """Its contents decide, which are a setting next to the path."""
     run = open_profile(name).run
     places = [leaf for leaf, counts in all_leaves(run) if not counts]
     assert {leaf[-1] for leaf in places} == {"path"}

@@ -139,8 +139,8 @@ def test_the_command_line_takes_artifacts_by_any_name(store, terminal):
     lines = terminal.said("plan", "tiny", "--use", "sft@mine-1")
     assert [line.split()[1] for line in lines[2:7]] == names_with("sft")
     assert "given" in lines[3]
-    error, hint = terminal.fails("plan", "tiny", "--use", "sft@nobody")
-    assert "nobody" in error + hint
+    error, hint = terminal.fails("plan", "tiny", "--use", "sft@unknown")
+    assert "unknown" in error + hint
     assert terminal.fails("plan", "tiny", "pretrain", "--use", sft.name)[0] == (
         "stage pretrain is not part of this run"
     )

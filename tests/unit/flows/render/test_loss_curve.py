@@ -51,8 +51,8 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last():
     curves.add_earlier(earlier)
     [(_, points)] = curves.shown()
     assert points == [(1, 9.0), (2, 8.0), (3, 3.0), (4, 2.0)]
-    told = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
-    assert points == [(row["step"], row["loss"]) for row in rows_of(told)]  # as metrics.parquet
+    logged = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
+    assert points == [(row["step"], row["loss"]) for row in rows_of(logged)]  # as metrics.parquet
 
 
 def test_the_picture_is_a_small_drawing_in_its_own_address():

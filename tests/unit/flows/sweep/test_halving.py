@@ -1,4 +1,4 @@
-"""Successive halving: who goes on, and that the order in which runs end decides nothing."""
+"""Successive halving: which points continue, in whatever order runs end."""
 
 import random
 

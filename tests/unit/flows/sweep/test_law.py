@@ -1,4 +1,4 @@
-"""The law of a loss: planted ones are found again, and what points do not tell is said."""
+"""The law of a loss: planted laws are found again, and what points do not determine is reported."""
 
 from collections.abc import Sequence
 
