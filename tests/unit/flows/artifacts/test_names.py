@@ -1,6 +1,5 @@
-"""What a person types is one certain artifact, or one line that says why not."""
+"""A name is one certain artifact, or an error and a hint of one line each: see the transcripts."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
 from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
-from nanochat_core.errors import ArtifactError, ConfigError, ModelError, NanochatError
+from nanochat_core.errors import ArtifactError, ModelError, NanochatError
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run, two_alike
 
 
@@ -32,13 +31,19 @@ def put(store: LocalStore, stage: str, seed: int = 0) -> Manifest:
     return put_artifact(store, make_manifest(stage, config={"seed": seed}))
 
 
-def refusal(ask: Callable[[], object]) -> tuple[str, str]:
-    """The error and hint of a name that is refused: one line each."""
-    with pytest.raises(NanochatError) as caught:
-        ask()
-    assert str(caught.value).isprintable()
-    assert caught.value.hint
-    return str(caught.value), caught.value.hint
+@pytest.fixture
+def refuses(store, transcript):
+    """Compare the error and the hint of names that are refused with the transcript."""
+
+    def compare(*names, ask=open_artifact):
+        for name in names:
+            with pytest.raises(NanochatError) as caught:
+                ask(store, name)
+            assert str(caught.value).isprintable()
+            assert caught.value.hint
+            transcript.check(f"{ask.__name__} {name!a}", f"{caught.value}\n{caught.value.hint}")
+
+    return compare
 
 
 # STAGE@NAME.
@@ -56,7 +61,7 @@ def test_a_name_finds_the_latest_run_that_made_the_stage(store):
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
-def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, status):
+def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, refuses, status):
     good, partial = put(store, "sft", 1), put(store, "sft", 2)
     further, report = put(store, "rl", 2), put(store, "report", 2)
     first = put_run(store, "tiny-1-a", good)
@@ -66,7 +71,7 @@ def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, status):
     assert open_run(store, "tiny") == first
     assert open_newest_run(store, "tiny") == last
     assert open_newest_run(store, "tiny-1-a") == first
-    assert "there is no report@tiny" in refusal(lambda: open_artifact(store, "report@tiny"))[0]
+    refuses("report@tiny")
     assert open_artifact(store, "report@tiny-2-a") == report
     store.delete("runs/tiny-1-a.json")
     assert open_artifact(store, "sft@tiny") == partial
@@ -75,52 +80,38 @@ def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, status):
 
 
 @pytest.mark.parametrize("name", ["tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a"])
-def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store, name):
+def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store, refuses, name):
     put_run(store, "tiny-1-a", put(store, "sft", 1), put(store, "rl", 1))
     gone = put(store, "rl", 2)
     put_run(store, "tiny-2-a", put(store, "sft", 2), gone)
     point(store, "main", "tiny-2-a")
     store.delete(f"rl/{gone.fingerprint}/manifest.json")
-    said, hint = refusal(lambda: open_artifact(store, name))
-    assert said == f"{gone.name} of run tiny-2-a is not in {store.url}: it was deleted"
-    assert "nanochat status tiny-2-a" in hint
+    refuses(name)
     assert open_artifact(store, "sft@main").stage == "sft"
 
 
-def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_called(store):
+def test_a_profile_that_ran_with_other_settings_only_is_answered_with_the_names_of_these_runs(
+    store, refuses
+):
     put_run(store, "tiny-d4-20260101t000000z-0a1b", name="tiny-d4")
     put_run(store, "tiny-1a2b3c-20260101t000000z-0a1b", name="tiny-1a2b3c")
-    hint = "nanochat run tiny; with other settings it was run as tiny-1a2b3c, tiny-d4"
-    for ask in (open_run, open_artifact):
-        assert refusal(lambda ask=ask: ask(store, "tiny"))[1] == hint
-    assert refusal(lambda: open_artifact(store, "sft@tiny"))[1] == f"make one: {hint}"
+    refuses("tiny", ask=open_run)
+    refuses("tiny", "sft@tiny")
 
 
-def test_an_unknown_artifact_is_answered_with_what_exists(store):
-    def answer(name: str) -> tuple[str, str]:
-        error, hint = refusal(lambda: open_artifact(store, name))
-        assert error == f"there is no {name} in {store.url}"
-        return error, hint
-
-    assert answer("sft@tiny")[1] == "make one: nanochat run tiny"
+def test_an_unknown_artifact_is_answered_with_what_exists(store, refuses):
+    refuses("sft@tiny")
     put_run(store, "d12-20260101t000000z-0a1b", name="d12")
     point(store, "main", "d12-20260101t000000z-0a1b")
-    assert answer("sft@d12")[1] == "`nanochat ls d12` shows what it has made"
-    assert answer("sft@main")[1] == "`nanochat ls main` shows what it has made"
-    assert answer("sft@d13")[1] == "did you mean 'd12'?"
-    assert answer("sft@mian")[1] == "did you mean 'main'?"
+    refuses("sft@d12", "sft@main", "sft@d13", "sft@mian")
 
 
-@pytest.mark.parametrize("name", ["sft@", "@tiny", "@", "sft@../x", "sft@a b", "sft@tiny@tiny"])
-def test_what_is_no_name_is_refused(store, name):
-    with pytest.raises(ConfigError):
-        open_artifact(store, name)
-    assert store.gets == []
-
-
-@pytest.mark.parametrize("name", ["sfx@tiny", "sfx/1a2b", "../sft@tiny", "/sft/1a2b", "../../1a2b"])
-def test_a_stage_that_is_none_is_refused(store, name):
-    assert refusal(lambda: open_artifact(store, name))[0].startswith("there is no stage '")
+def test_what_cannot_be_a_name_is_refused_without_a_request(store, refuses):
+    refuses("sft@", "@tiny", "@", "sft@../x", "sft@a b", "sft@tiny@tiny")
+    refuses("sfx@tiny", "sfx/1a2b", "../sft@tiny", "/sft/1a2b", "../../1a2b")
+    digits = ("", "1", "abc", "ABCD", "1a2g", "1a2b/", "../1a2b", "1a2b/../../x", "*", "0" * 65)
+    refuses(*(f"sft/{text}" for text in digits))
+    refuses(*(f"sft/{text}" for text in ("1a2b ", "1a2b\n", "1a2b\0", "\u0661\u0662\u0663\u0664")))
     assert (store.gets, store.lists) == ([], [])
 
 
@@ -139,61 +130,38 @@ def test_a_prefix_costs_one_listing_of_what_lies_under_it(store):
     assert store.lists == []
 
 
-def test_an_ambiguous_prefix_lists_the_candidates(store):
+def test_an_ambiguous_prefix_lists_the_candidates(store, refuses):
     one, other = two_alike("sft", run="tiny-7", created="2026-11-21T09:00:00Z")
     put_artifact(store, one)
     name = f"sft/{one.fingerprint[:4]}"
     store.put(f"sft/{other.fingerprint}/files/a/manifest.json", b"not finished")
     assert open_artifact(store, name) == one
     put_artifact(store, other)
-    error, hint = refusal(lambda: open_artifact(store, name))
-    assert error == f"{name} is ambiguous: the fingerprints of 2 artifacts begin so"
+    refuses(name)
     first, second = sorted((one, other), key=lambda manifest: manifest.fingerprint)
-    assert hint == ", ".join(
-        f"{m.name} (2026-11-21T09:00:00Z, run tiny-7)" for m in (first, second)
-    )
     store.put(f"sft/{first.fingerprint}/manifest.json", b"x")
-    assert "(its manifest is damaged)" in refusal(lambda: open_artifact(store, name))[1]
+    refuses(name)
     assert open_artifact(store, second.name) == second
 
 
-def test_an_unknown_prefix_says_where_to_look(store):
+def test_an_unknown_prefix_is_answered_with_the_command_that_lists(store, refuses):
     put(store, "sft")
     store.put("sft/0000/manifest.json", b"no fingerprint")
     store.put(f"sft/{'0' * 64}/files/a/data", b"never finished")
-    for name in ("sft/0000", f"sft/{'0' * 64}"):
-        error, hint = refusal(lambda name=name: open_artifact(store, name))
-        assert error == f"there is no artifact {name} in {store.url}"
-        assert hint == "`nanochat ls --stage sft` lists the artifacts that exist"
+    refuses("sft/0000", f"sft/{'0' * 64}")
 
 
-@pytest.mark.parametrize(
-    "digits",
-    [
-        *("", "1", "abc", "ABCD", "1a2g", "1a2b/", "../1a2b", "1a2b/../../x", "*", "0" * 65),
-        *("1a2b ", "1a2b\n", "1a2b\0", "\u0661\u0662\u0663\u0664"),
-    ],
-)
-def test_what_is_no_fingerprint_is_refused(store, digits):
-    error, hint = refusal(lambda: open_artifact(store, f"sft/{digits}"))
-    assert error == f"{digits!a} is not the beginning of a fingerprint"
-    assert "4 digits or more" in hint
-    assert (store.gets, store.lists) == ([], [])
-
-
-def test_a_damaged_manifest_is_named(store):
+def test_a_damaged_manifest_is_named(store, refuses):
     manifest = put(store, "sft")
     put_run(store, "tiny-1", manifest)
-    key = f"sft/{manifest.fingerprint}/manifest.json"
-    store.put(key, b"{}")
-    for name in ("sft@tiny", "tiny", manifest.name):
-        assert key in refusal(lambda name=name: open_artifact(store, name))[0]
+    store.put(f"sft/{manifest.fingerprint}/manifest.json", b"{}")
+    refuses("sft@tiny", "tiny", manifest.name)
 
 
 # Plain names.
 
 
-def test_a_plain_name_is_the_furthest_trained_chat_model(store):
+def test_a_plain_name_is_the_furthest_trained_chat_model(store, refuses):
     mid, sft, rl, other = (put(store, s) for s in ("midtrain", "sft", "rl", "pretrain"))
     put_run(store, "tiny-1-a", mid, sft, rl)
     assert open_artifact(store, "tiny") == rl
@@ -205,9 +173,7 @@ def test_a_plain_name_is_the_furthest_trained_chat_model(store):
     point(store, "main", "tiny-2-a")
     assert open_artifact(store, "main") == sft
     put_run(store, "base-1-a", other, name="base")
-    error, hint = refusal(lambda: open_artifact(store, "base"))
-    assert error == f"base has no chat model in {store.url}: no run of it has made one yet"
-    assert hint == "see `nanochat ls base`"
+    refuses("base")
 
 
 def test_the_newest_run_is_enough_when_it_went_to_the_end(store):
@@ -235,27 +201,18 @@ def test_a_run_is_found_by_every_name_that_leads_to_it(store):
     assert open_run(store, old.name) == first
 
 
-def test_the_run_of_an_artifact_has_to_know_it(store):
+def test_the_run_of_an_artifact_has_to_record_it(store, refuses):
     manifest = put(store, "sft")
-    error, hint = refusal(lambda: open_run(store, manifest.name))
-    assert error.startswith(f"run tiny-1 has no record in {store.url}")
+    refuses(manifest.name, ask=open_run)
     put_run(store, "tiny-1")
-    error, hint = refusal(lambda: open_run(store, manifest.name))
-    assert error.startswith(f"{manifest.name} is not in its record")
-    assert "nanochat status" in hint
+    refuses(manifest.name, ask=open_run)
 
 
-def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store):
-    assert refusal(lambda: open_run(store, "xyz"))[1] == "nothing was run yet: nanochat run tiny"
-    assert refusal(lambda: open_run(store, "tinny"))[1] == "did you mean the profile 'tiny'?"
+def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store, refuses):
+    refuses("xyz", "tinny", ask=open_run)
     put_run(store, "best-20260101t000000z-0a1b", name="best")
     put_run(store, "mine-20260101t000000z-0a1b", name="mine")
-    assert refusal(lambda: open_run(store, "xyz"))[1] == "one of: best, mine"
-    assert refusal(lambda: open_run(store, "tiny"))[1] == "nanochat run tiny"
-    assert refusal(lambda: open_run(store, "bset")) == (
-        f"there is no run 'bset' in {store.url}",
-        "did you mean 'best'?",
-    )
+    refuses("xyz", "tiny", "bset", ask=open_run)
 
 
 # Models.

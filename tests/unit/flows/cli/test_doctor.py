@@ -1,4 +1,7 @@
-"""Every check of the doctor distinguishes a good machine from a bad one and has a remedy."""
+"""Every check of the doctor distinguishes a good machine from a bad one and has a remedy.
+
+What the checks find is a transcript.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -13,50 +16,37 @@ from flows.cli.checks import GIB
 from infra.prefect.supervisor.supervisor import supervising
 from tasks.sandbox.backends import Backend
 
-TORCH = {
-    "version": "2.13.0",
-    "cuda": None,
-    "bf16_speedup": 3.9,
-    "gpus": list[str](),
-    "gpu_bf16": False,
-}
+TORCH = {"version": "2.13.0", "cuda": None, "bf16_speedup": 3.9, "gpus": [], "gpu_bf16": False}
 ROOT = Path(checks.__file__).parents[2]
+SHARED = "http://127.0.0.1:9/api"  # no server answers there
 
 
-def test_an_old_python_is_refused():
-    check = checks.check_python((3, 10, 4))
-    assert (check.state, check.remedy) == ("fail", "install Python 3.11 or newer")
-    assert checks.check_python((3, 11, 0)).state == "ok"
+@pytest.fixture
+def finds(transcript):
+    """Compare what checks of this kind find with the transcript."""
+
+    def compare(head, *found):
+        lines = [f"{c.state} {c.name}: {c.found}; {c.remedy or 'no remedy'}" for c in found]
+        transcript.check(head, "\n".join(lines))
+        assert [c for c in found if (c.remedy is None) != (c.state == "ok")] == []
+
+    return compare
 
 
-@pytest.mark.parametrize(
-    ("package", "version", "state"),
-    [
-        ("sqlalchemy", "2.0.58", "ok"),
-        ("sqlalchemy", "2.1.0b2", "fail"),
-        ("fastapi", "0.139.2", "ok"),
-        ("fastapi", "0.150.0", "ok"),
-        ("fastapi", "0.151.0", "fail"),
-        ("whenever", "0.10.5", "fail"),
-        ("whenever", "0.11.0", "ok"),
-        ("prefect", "3.8.8", "fail"),
-        ("prefect", "3.9.1", "ok"),
-        ("prefect", "3.10.0", "fail"),
-    ],
-)
-def test_versions_that_break_at_run_time_are_named(package, version, state):
-    check = checks.check_pin(package, version_of=lambda _: version)
-    assert check.state == state
-    assert version in check.found
-    assert (check.remedy is None) == (state == "ok")
-
-
-def test_a_missing_package_is_named():
-    def version_of(name: str) -> str:
+def test_packages_that_lack_or_break_at_run_time_are_named(finds):
+    def is_missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    check = checks.check_pin("prefect", version_of=version_of)
-    assert (check.state, check.found) == ("fail", "not installed")
+    finds("python", checks.check_python((3, 10, 4)), checks.check_python((3, 11, 0)))
+    for package, versions in {
+        "sqlalchemy": ("2.0.58", "2.1.0b2"),
+        "fastapi": ("0.139.2", "0.150.0", "0.151.0"),
+        "whenever": ("0.10.5", "0.11.0"),
+        "prefect": ("3.8.8", "3.9.1", "3.10.0"),
+    }.items():
+        pins = [checks.check_pin(package, version_of=lambda _, v=v: v) for v in versions]
+        finds(package, *pins)
+    finds("prefect", checks.check_pin("prefect", version_of=is_missing))
 
 
 def test_the_pins_are_those_of_the_package():
@@ -70,96 +60,50 @@ def test_the_pins_are_those_of_the_package():
         assert len(bounds) == 1 or checks.version_tuple(bounds[1]) == high
 
 
-def test_missing_optional_packages_are_warnings_with_a_remedy():
+def test_missing_optional_packages_are_warnings_with_a_remedy(finds):
     check = checks.check_trackers(("wandb",))
     assert check.state == ("ok" if importlib.util.find_spec("wandb") else "warn")
-    check = checks.check_trackers(())
-    assert (check.state, check.remedy) == ("ok", None)
-    check = checks.check_kernels("there is no C++ compiler (g++)")
-    assert (check.state, check.remedy) == ("warn", "install g++")
-    assert checks.check_kernels(None).state == "ok"
+    finds("trackers", checks.check_trackers(()))
+    kernels = (checks.check_kernels(why) for why in ("there is no C++ compiler (g++)", None))
+    finds("kernels", *kernels)
 
 
-def test_bf16_that_does_not_pay_is_a_warning():
-    torch, bf16 = checks.check_torch(TORCH | {"bf16_speedup": 0.04})
-    assert (torch.state, bf16.state) == ("ok", "warn")
-    assert bf16.found == "matrix products run 25.0 times as slow as fp32 on this CPU"
-    assert [check.state for check in checks.check_torch(TORCH)] == ["ok", "ok"]
+def test_torch_and_gpus(finds):
+    finds("torch", *checks.check_torch(TORCH | {"bf16_speedup": 0.04}), *checks.check_torch(TORCH))
+    two = TORCH | {"gpus": ["H100", "H100"]}
+    found = ((TORCH, 2), (TORCH, 0), (two, 2))
+    finds("gpu", *(checks.check_gpu(facts, devices=count) for facts, count in found))
 
 
-def test_gpus_that_torch_cannot_use_are_a_failure():
-    assert checks.check_gpu(TORCH, devices=2).state == "fail"
-    assert checks.check_gpu(TORCH, devices=0).state == "ok"
-    check = checks.check_gpu(TORCH | {"gpus": ["H100", "H100"]}, devices=2)
-    assert (check.state, check.found) == ("ok", "2x H100")
-
-
-@pytest.mark.parametrize(
-    ("free", "state"), [(checks.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
-)
-def test_disk_space_is_checked_where_home_is(free, state, tmp_path):
-    check = checks.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
-    assert check.state == state
-    assert str(tmp_path) in check.found
-
-
-def test_a_home_that_cannot_be_made_is_a_failure(tmp_path):
+def test_room_on_the_disk_and_in_memory(tmp_path, finds):
+    home = tmp_path / "not" / "yet"
+    sizes = (checks.DISK_WANTED, 5 * GIB, GIB // 2)
+    finds("disk", *(checks.check_home(home, free_of=lambda _, s=size: s) for size in sizes))
     (tmp_path / "file").write_text("")
-    check = checks.check_home(tmp_path / "file" / "home")
-    assert (check.state, check.found) == ("fail", f"{tmp_path}/file/home: not a directory")
-
-
-@pytest.mark.parametrize(("available", "state"), [(8, "ok"), (4, "warn"), (1, "fail")])
-def test_memory_is_checked_by_what_is_available(available, state):
-    assert checks.check_memory(available * GIB).state == state
-
-
-def test_this_machine_has_memory_and_threads():
+    finds("disk", checks.check_home(tmp_path / "file" / "home"))
+    finds("memory", *(checks.check_memory(available * GIB) for available in (8, 4, 1)))
+    finds("cpu", *(checks.check_threads(count) for count in (8, 1)))
     assert checks.check_memory(checks.memory_left()).found != "0.0 GiB available"
-    assert checks.check_threads(8).state == "ok"
-    assert checks.check_threads(1).state == "warn"
 
 
-def test_what_holds_programs_of_a_model_is_said():
-    check = checks.check_sandbox(Backend(kind="bubblewrap", command=()))
-    assert (check.state, check.found) == ("ok", "bubblewrap")
-    check = checks.check_sandbox(Backend(kind="landlock", command=(), why=("bwrap not installed",)))
-    assert (check.state, check.found) == ("warn", "landlock (bwrap not installed)")
-    assert check.remedy
-    assert checks.check_sandbox("no way").found == "no way"
+def test_what_confines_programs_of_a_model(finds):
+    bubblewrap = Backend(kind="bubblewrap", command=())
+    landlock = Backend(kind="landlock", command=(), why=("bwrap not installed",))
+    finds("sandbox", *map(checks.check_sandbox, (bubblewrap, landlock, "no way")))
 
 
-def test_all_that_a_store_must_do_is_tried_and_no_object_is_left(tmp_path):
+def test_all_that_a_store_must_do_is_tried_and_no_object_is_left(tmp_path, finds):
     found = list(checks.try_store((tmp_path / "store").as_uri()))
     assert (found[0].name, found[-1].name) == ("put", "delete")
     assert {check.state for check in found} == {"ok"}
     files = [path.name for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert files == ["swap.lock"]  # of all records of a directory store
+    finds("store", *checks.try_store((tmp_path / "not" / "mounted").as_uri()))
+    finds("store", *checks.try_store("gs://bucket/x"))
 
 
-def test_a_store_that_cannot_be_used_is_a_failure_with_its_remedy(tmp_path):
-    [check] = checks.try_store((tmp_path / "not" / "mounted").as_uri())
-    assert (check.name, check.state) == ("put", "fail")
-    assert "cannot be reached" in check.found
-    assert check.remedy
-    [check] = checks.try_store("gs://bucket/x")
-    assert (check.state, check.found) == ("fail", "unsupported store URL 'gs://bucket/x'")
-
-
-def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path):
-    check = checks.check_server(tmp_path, shared="http://127.0.0.1:9/api")
-    assert check.state == "fail"
-    assert "127.0.0.1:9" in check.found
-    assert check.remedy
-
-
-def test_a_local_prefect_server_need_not_run_yet(tmp_path):
-    check = checks.check_server(tmp_path, shared=None)
-    assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
-
-
-def test_workers_are_those_of_a_living_supervisor(tmp_path):
-    assert checks.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
-
+def test_servers_and_workers(tmp_path, finds):
+    finds("server", *(checks.check_server(tmp_path, shared=url) for url in (None, SHARED)))
+    finds("workers", checks.check_workers(tmp_path))
     with supervising(tmp_path):
         assert checks.check_workers(tmp_path).found == f"run by process {os.getpid()}"
