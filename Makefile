@@ -15,13 +15,14 @@ TORCH_INDEX ?=
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup torch demo check fix test fast gpu campaign s3 lock sbom clean
+.PHONY: help setup torch demo check fix test fast docs gpu campaign s3 lock sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
 	@echo "make setup   a .venv with everything, versions from constraints.txt; torch without CUDA if"
 	@echo "             this machine has no GPU, or from TORCH_INDEX=URL"
 	@echo "make check   format, lint, types, import contracts, policy tests, docs"
+	@echo "make docs    the documentation as a site with search, in build/site"
 	@echo "make test    all other tests but the campaigns"
 	@echo "make fast    unit tests but the policy tests, without torch and Prefect: a minute"
 	@echo "make gpu     the tests that need a GPU"
@@ -71,6 +72,9 @@ torch:
 			--torch-backend cpu torch; \
 	fi
 
+docs: setup
+	$(BIN)/zensical build --strict
+
 demo: setup
 	$(BIN)/nanochat run tiny
 
@@ -80,6 +84,7 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/zensical build --strict
 	$(TEST_ENV) $(BIN)/pytest -q $(POLICIES)
 
 fast: setup

@@ -103,6 +103,20 @@ def configuration() -> str:
     )
 
 
+def decisions() -> str:
+    """Every decision, by its number."""
+    rows = [
+        (path.name[:4], f"[{title.partition('. ')[2]}](../decisions/{path.name})")
+        for path in sorted((REFERENCE.parent / "decisions").glob("*.md"))
+        for title in path.read_text(encoding="utf-8").splitlines()[:1]
+    ]
+    return _page(
+        "Decisions",
+        "Why it is built like this. A decision is changed by a later one that names it.",
+        _table(("number", "decision"), rows),
+    )
+
+
 # Defaults that are not in the dataclass: make_placement in flows/profiles.py finds them.
 _FOUND = {
     "threads": "all of this machine",
@@ -172,6 +186,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "config.md": configuration,
     "placement.md": placement,
     "cli.md": commands,
+    "decisions.md": decisions,
 }
 
 
