@@ -2,11 +2,17 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(is_so: Callable[[], bool], *, seconds: float = 100.0) -> None:
-    """Look again and again; fails when it does not become so."""
+def wait_until(
+    found: Callable[[], T], *, seconds: float = 100.0, what: str = "", every: float = 0.02
+) -> T:
+    """Return what `found` returns once it is true. Raises AssertionError if it does not become."""
     deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what or found}"
+        time.sleep(every)
+    return value

@@ -2,15 +2,16 @@
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.launch.torchrun import JobFailed, run_job
+from infra.launch.torchrun import JobFailed
 from nanochat_core.job import Job
-from tests.integration.infra.launch.test_run_job import RESOURCES, ignore
+from tests.support.infra.launch.toy_jobs import ToyJobs, jobs
+
+__all__ = ["jobs"]
 
 pytestmark = pytest.mark.torch
 
@@ -35,24 +36,14 @@ kill -KILL $PPID
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(jobs: ToyJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job that compiles a kernel, with caches of its own."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # torch's default is below it
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # slower than one kernel
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    (tmp_path / "compiling_entry.py").write_text(ENTRY)
-    return Job(
-        directory=tmp_path / "job",
-        stage="toy",
-        entry="compiling_entry",
-        fingerprint="f" * 64,
-        config={"seed": 1},
-        inputs={},
-        resources=replace(RESOURCES, compile=True),
-    )
+    return jobs.make(ENTRY, compile=True)
 
 
 def test_a_job_after_one_that_was_killed_while_it_compiled_compiles_again(
@@ -65,11 +56,11 @@ def test_a_job_after_one_that_was_killed_while_it_compiled_compiles_again(
     (tmp_path / "g++").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{path}")
     with pytest.raises(JobFailed, match="killed by SIGKILL"):
-        run_job(job, processes=1, on_event=ignore)
+        ToyJobs.run(job)
     monkeypatch.setenv("PATH", path)
     events: list[dict[str, Any]] = []
 
-    result = run_job(job, processes=1, on_event=events.append)
+    result = ToyJobs.run(job, on_event=events.append)
 
     assert result.metrics == {"found": 64.0}
     (message,) = [event["text"] for event in events if event["kind"] == "message"]

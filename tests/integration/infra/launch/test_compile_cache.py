@@ -1,7 +1,6 @@
 """Kernels of torch.compile that a killed process left unfinished."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ import pytest
 from filelock import FileLock
 
 from infra.launch.compile_cache import VARIABLE, compile_cache, remove_unfinished
-from infra.launch.torchrun import run_job
-from nanochat_core.job import Job
-from tests.integration.infra.launch.test_run_job import RESOURCES, ignore
+from tests.support.infra.launch.toy_jobs import ToyJobs
 
 ENTRY = """
 import os
@@ -22,28 +19,18 @@ def run(job):
 
 
 def test_a_job_that_compiles_begins_without_unfinished_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That torch leaves one when it is killed, and compiles it again, is tested by a campaign."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(VARIABLE, raising=False)
-    (tmp_path / "looking_entry.py").write_text(ENTRY)
-    job = Job(
-        directory=tmp_path / "job",
-        stage="toy",
-        entry="looking_entry",
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=replace(RESOURCES, compile=True),
-    )
-    folder = Path(run_job(job, processes=1, on_event=ignore).metrics["folder"])
+    job = jobs.make(ENTRY, compile=True)
+    folder = Path(jobs.run(job).metrics["folder"])
     assert folder.is_relative_to(tmp_path / "cache")
     (folder / "short.main.so").write_bytes(b"\177ELF")
     events: list[dict[str, Any]] = []
 
-    run_job(job, processes=1, on_event=events.append)
+    jobs.run(job, on_event=events.append)
 
     (message,) = [event["text"] for event in events if event["kind"] == "message"]
     assert message.startswith("1 unfinished kernel of torch.compile removed")

@@ -6,19 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.launch import torchrun
 from infra.launch.earlier import earlier_workers_ended
-from infra.launch.torchrun import StageInterrupted, run_job
-from nanochat_core.job import Job, Resources
+from infra.launch.torchrun import StageInterrupted
+from nanochat_core.job import Job
 from nanochat_core.runtime.process_start import start_of
+from tests.support.infra.launch.toy_jobs import ToyJobs
 
 # A signal interrupts no mutex, and Python's handler waits for the call to return.
 STUCK_IN_C = """
@@ -30,13 +29,6 @@ def run(job):
     (job.directory / "pid").write_text(str(os.getpid()))
     libc.pthread_mutex_lock(mutex)
 """
-LAUNCH = """
-import sys
-from pathlib import Path
-from infra.launch.torchrun import run_job
-from nanochat_core.job import Job
-run_job(Job.read(Path(sys.argv[1])), processes=1, on_event=lambda event: None)
-"""
 HOLD = """
 import fcntl, sys
 file = open(sys.argv[1], "a")
@@ -47,26 +39,10 @@ input()
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "stuck_entry.py").write_text(STUCK_IN_C)
-    (tmp_path / "quick_entry.py").write_text("def run(job):\n    return {}\n")
-    (tmp_path / "job").mkdir()
-    return job_of(tmp_path, "stuck_entry")
-
-
-def job_of(directory: Path, entry: str) -> Job:
-    return Job(
-        directory=directory / "job",
-        stage="toy",
-        entry=entry,
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=Resources(
-            device="cpu", threads=1, device_batch_size=1, save_every_seconds=1.0, eval_every_steps=0
-        ),
-    )
+def job(jobs: ToyJobs) -> Job:
+    job = jobs.make(STUCK_IN_C)
+    job.directory.mkdir()
+    return job
 
 
 @pytest.fixture
@@ -83,20 +59,11 @@ def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def wait_for(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCH, str(job.write())])
-    pid_file = job.directory / "pid"
-    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
-    worker = int(pid_file.read_text())
+    launcher = jobs.launch(job)
+    worker = int(jobs.wait_for_file(job.directory / "pid"))
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
     monkeypatch.setattr(
@@ -107,7 +74,7 @@ def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
     def note(event: dict[str, Any]) -> None:
         said.append(event["text"])
 
-    result = run_job(job_of(tmp_path, "quick_entry"), processes=1, on_event=note)
+    result = jobs.run(jobs.body("    return {}"), on_event=note)
 
     assert result.status == "finished"
     assert start_of(worker) is None
@@ -118,7 +85,7 @@ def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
 
 
 def test_a_stop_ends_the_wait_for_an_earlier_attempt(
-    job: Job, holder: subprocess.Popen[bytes]
+    jobs: ToyJobs, job: Job, holder: subprocess.Popen[bytes]
 ) -> None:
     stop = threading.Event()
     said: list[str] = []
@@ -128,7 +95,7 @@ def test_a_stop_ends_the_wait_for_an_earlier_attempt(
         stop.set()
 
     with pytest.raises(StageInterrupted, match="toy was not started: the run is being stopped"):
-        run_job(job, processes=1, on_event=stop_then, stop=stop)
+        jobs.run(job, on_event=stop_then, stop=stop)
 
     assert said == ["waiting for an earlier attempt to save"]
     assert holder.poll() is None

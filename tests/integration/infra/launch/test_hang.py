@@ -14,10 +14,11 @@ import pytest
 
 from flows.building.retry import is_retryable
 from infra.launch import torchrun, watchdog
-from infra.launch.torchrun import JobFailed, run_job
+from infra.launch.torchrun import JobFailed
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import HeartbeatWriter
+from tests.support.infra.launch.toy_jobs import ToyJobs
 
 WAITS_FOR_RANK_1 = """
 import os
@@ -88,26 +89,8 @@ def run(job):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "toy_entry.py").write_text(WAITS_FOR_RANK_1)
-    return Job(
-        directory=tmp_path / "job",
-        stage="toy",
-        entry="toy_entry",
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=1.0,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
-            hang_seconds=1.0,
-        ),
-    )
+def job(jobs: ToyJobs) -> Job:
+    return jobs.make(WAITS_FOR_RANK_1, hang_seconds=1.0)
 
 
 def look_later(monkeypatch: pytest.MonkeyPatch, job: Job, reached: str) -> Job:
@@ -137,7 +120,7 @@ def test_the_rank_that_stopped_first_is_named_with_its_stack(
 ) -> None:
     job = look_later(monkeypatch, job, "waiting")
     with pytest.raises(JobFailed) as caught:
-        run_job(job, processes=2, on_event=lambda event: None)
+        ToyJobs.run(job, 2)
     error = caught.value
     assert "toy hangs: nothing has moved for" in str(error)
     assert "rank 1 stopped first (gradients, after 3 steps, at toy_entry.py:" in str(error)
@@ -152,7 +135,7 @@ def test_the_rank_that_stopped_first_is_named_with_its_stack(
 def test_one_process_that_hangs_is_found_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job = look_later(monkeypatch, job, "stuck")
     with pytest.raises(JobFailed, match=r"rank 0 stopped first .*toy_entry.py:\d+ in stuck"):
-        run_job(job, processes=1, on_event=lambda event: None)
+        ToyJobs.run(job)
 
 
 @pytest.fixture
@@ -185,7 +168,7 @@ def test_a_stage_that_trains_nothing_is_ended_and_retried_too(
     job = replace(job, config={"address": str(tmp_path / "address")})
 
     with pytest.raises(JobFailed, match="toy hangs: nothing has moved for") as caught:
-        run_job(job, processes=1, on_event=lambda event: None)
+        ToyJobs.run(job)
 
     assert is_retryable(caught.value)
 

@@ -3,13 +3,13 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from infra.launch.rendezvous import Rendezvous, find_interface, own_address, store_host
-from infra.launch.torchrun import JobFailed, run_job
-from nanochat_core.job import Job, Resources, Result
+from infra.launch.torchrun import JobFailed
+from nanochat_core.job import Result
+from tests.support.infra.launch.toy_jobs import ToyJobs
 from tests.support.infra.ports import quiet_port
 
 ENTRY = """
@@ -49,20 +49,6 @@ def run(job):
 """
 
 
-def make_job(directory: Path) -> Job:
-    return Job(
-        directory=directory,
-        stage="toy",
-        entry="toy_entry",
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=Resources(
-            device="cpu", threads=1, device_batch_size=1, save_every_seconds=1.0, eval_every_steps=0
-        ),
-    )
-
-
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PET_MASTER_ADDR", "NANOCHAT_INTERFACE", "GLOO_SOCKET_IFNAME"):
@@ -71,29 +57,21 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.torch
 def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "toy_entry.py").write_text(ENTRY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
-    jobs = [make_job(tmp_path / name) for name in ("a", "b")]
+    nodes = [jobs.make(ENTRY, name=name) for name in ("a", "b")]
 
     def run(node: int, endpoint: str, name: str) -> object:
         rendezvous = Rendezvous(nodes=2, node=node, endpoint=endpoint, id=name)
         try:
-            return run_job(
-                jobs[node],
-                processes=2,
-                on_event=lambda event: None,
-                rendezvous=rendezvous,
-                stop=stops[node],
-            )
+            return jobs.run(nodes[node], 2, rendezvous=rendezvous, stop=stops[node])
         except JobFailed as error:
             stops[1 - node].set()  # as the nodes do for each other
             return error
 
     for name in ("good", "broken"):
-        stops = [threading.Event() for _ in jobs]
+        stops = [threading.Event() for _ in nodes]
         endpoint = f"127.0.0.1:{quiet_port()}"
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(lambda node: run(node, endpoint, name), (0, 1)))  # noqa: B023
@@ -102,7 +80,7 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
             assert first.metrics == {"size": 4}  # pyright: ignore[reportAttributeAccessIssue]
             assert second.metrics == {}  # pyright: ignore[reportAttributeAccessIssue]
     for node, rank, local in ((0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1)):
-        text = (jobs[node].directory / f"rank-{rank}").read_text()
+        text = (nodes[node].directory / f"rank-{rank}").read_text()
         assert text == f'["{rank}", "{local}", "4", "127.0.0.1", "lo"]'
     failed = results[1]
     assert isinstance(failed, JobFailed)
@@ -112,19 +90,13 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
 
 @pytest.mark.torch
 def test_the_only_ranks_of_two_machines_meet_without_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs,
 ) -> None:
-    (tmp_path / "toy_entry.py").write_text(ALONE_ENTRY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     endpoint = f"127.0.0.1:{quiet_port()}"
 
     def run(node: int) -> Result:
-        return run_job(
-            make_job(tmp_path / str(node)),
-            processes=1,
-            on_event=lambda event: None,
-            rendezvous=Rendezvous(nodes=2, node=node, endpoint=endpoint, id="x"),
-        )
+        rendezvous = Rendezvous(nodes=2, node=node, endpoint=endpoint, id="x")
+        return jobs.run(jobs.make(ALONE_ENTRY, name=str(node)), rendezvous=rendezvous)
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(run, (0, 1))
@@ -133,17 +105,11 @@ def test_the_only_ranks_of_two_machines_meet_without_torchrun(
 
 
 def test_a_signal_from_elsewhere_is_the_loss_of_a_machines_only_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs,
 ) -> None:
-    (tmp_path / "toy_entry.py").write_text(KILLED_ENTRY)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    rendezvous = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1", id="x")
     with pytest.raises(JobFailed, match="killed by SIGTERM"):
-        run_job(
-            make_job(tmp_path / "b"),
-            processes=1,
-            on_event=lambda event: None,
-            rendezvous=Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1", id="x"),
-        )
+        jobs.run(jobs.make(KILLED_ENTRY), rendezvous=rendezvous)
 
 
 def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

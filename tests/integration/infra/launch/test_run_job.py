@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.launch.torchrun import JobFailed, StageInterrupted
 from nanochat_core.errors import StageError
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.runtime.code_record import read_record
+from tests.support.flows.waiting import wait_until
+from tests.support.infra.launch.toy_jobs import ToyJobs
 
-RESOURCES = Resources(
-    device="cpu",
-    threads=1,
-    device_batch_size=1,
-    save_every_seconds=1.0,
-    eval_every_steps=0,
-    dollars_per_hour=0.0,
-)
 SLEEP = """
     import time
     from nanochat_core.runtime.progress import Progress
@@ -36,38 +29,13 @@ SLEEP = """
 """
 
 
-@pytest.fixture
-def make_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job whose entry module has the given body."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def make(body: str) -> Job:
-        lines = "\n".join(line for line in body.splitlines() if line.strip())
-        (tmp_path / "toy_entry.py").write_text(f"def run(job):\n{lines}\n")
-        return Job(
-            directory=tmp_path / "job",
-            stage="toy",
-            entry="toy_entry",
-            fingerprint="f" * 64,
-            config={"seed": 1},
-            inputs={},
-            resources=RESOURCES,
-        )
-
-    return make
-
-
-def ignore(event: dict[str, Any]) -> None:
-    """For tests that are not about events."""
-
-
 def in_thread(job: Job, stop: threading.Event) -> tuple[threading.Thread, list[BaseException]]:
     """Run the job in a thread; returns it and where its error will be."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            run_job(job, processes=1, on_event=ignore, stop=stop)
+            ToyJobs.run(job, stop=stop)
         except StageError as error:
             errors.append(error)
 
@@ -77,11 +45,8 @@ def in_thread(job: Job, stop: threading.Event) -> tuple[threading.Thread, list[B
 
 
 def wait_for_events(job: Job) -> None:
-    """Until the worker is inside its entry module."""
-    deadline = time.monotonic() + 120
-    while not (job.events.exists() and job.events.stat().st_size):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    """Wait until the worker is inside its entry module."""
+    wait_until(lambda: job.events.exists() and job.events.stat().st_size)
 
 
 def workers_of(directory: Path) -> list[psutil.Process]:
@@ -96,11 +61,11 @@ def workers_of(directory: Path) -> list[psutil.Process]:
 
 
 def test_a_finished_job_returns_its_metrics_and_records_the_modules_it_imported(
-    make_job: Any,
+    jobs: ToyJobs,
 ) -> None:
-    job = make_job("    (job.output / 'a.txt').write_text('a')\n    return {'answer': 42}")
+    job = jobs.body("    (job.output / 'a.txt').write_text('a')\n    return {'answer': 42}")
 
-    result = run_job(job, processes=1, on_event=ignore)
+    result = jobs.run(job)
 
     assert result.status == "finished"
     assert result.metrics == {"answer": 42}
@@ -109,29 +74,29 @@ def test_a_finished_job_returns_its_metrics_and_records_the_modules_it_imported(
 
 
 def test_the_code_of_plugins_is_recorded_also_of_processes_that_the_stage_starts(
-    make_job: Any, tmp_path: Path
+    jobs: ToyJobs, tmp_path: Path
 ) -> None:
     (tmp_path / "toy_part.py").write_text("def double(n):\n    return 2 * n\n")
-    job = make_job("""
+    job = jobs.body("""
     import multiprocessing
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return {"answer": pool.apply(eval, ("__import__('toy_part').double(21)",))}
 """)
     job = replace(job, plugins=("toy_entry", "toy_part"))
 
-    assert run_job(job, processes=1, on_event=ignore).metrics == {"answer": 42}
+    assert jobs.run(job).metrics == {"answer": 42}
     assert {"toy_entry", "toy_part"} <= {name for name, _ in read_record(job.code)}
 
 
-def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> None:
-    job = make_job(
+def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(jobs: ToyJobs) -> None:
+    job = jobs.body(
         "    import os\n"
         "    return {n: os.environ[n] for n in ('OMP_NUM_THREADS', 'PYTHONHASHSEED',"
         "                                  'TORCHINDUCTOR_COMPILE_THREADS')}"
     )
-    job = replace(job, resources=replace(RESOURCES, threads=3))
+    job = replace(job, resources=replace(job.resources, threads=3))
 
-    metrics = run_job(job, processes=1, on_event=ignore).metrics
+    metrics = jobs.run(job).metrics
 
     assert metrics == {
         "OMP_NUM_THREADS": "3",
@@ -141,17 +106,17 @@ def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> Non
 
 
 def test_a_job_gets_no_option_that_is_meant_for_a_torchrun_around_it(
-    make_job: Any, monkeypatch: pytest.MonkeyPatch
+    jobs: ToyJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_MAX_RESTARTS", "3")
-    job = make_job("    import os\n    return {n: 1 for n in os.environ if n.startswith('PET_')}")
-    assert run_job(job, processes=1, on_event=ignore).metrics == {}
+    job = jobs.body("    import os\n    return {n: 1 for n in os.environ if n.startswith('PET_')}")
+    assert jobs.run(job).metrics == {}
 
 
 def test_every_event_of_this_attempt_arrives_in_order_and_none_of_an_earlier_one(
-    make_job: Any,
+    jobs: ToyJobs,
 ) -> None:
-    job = make_job("""
+    job = jobs.body("""
     from nanochat_core.runtime.progress import Progress
     progress = Progress(job.events)
     progress.start(50)
@@ -163,29 +128,29 @@ def test_every_event_of_this_attempt_arrives_in_order_and_none_of_an_earlier_one
     job.events.write_text('{"kind": "step", "step": 7, "values": {}}\n{"kind": "st')
     seen: list[dict[str, Any]] = []
 
-    run_job(job, processes=1, on_event=seen.append)
+    jobs.run(job, on_event=seen.append)
 
     assert seen[0]["kind"] == "start"
     assert [event["step"] for event in seen[1:]] == list(range(1, 51))
 
 
-def test_a_persons_mistake_keeps_its_message_and_hint(make_job: Any) -> None:
-    job = make_job("""
+def test_a_persons_mistake_keeps_its_message_and_hint(jobs: ToyJobs) -> None:
+    job = jobs.body("""
     from nanochat_core.errors import DataError
     raise DataError("shard 3 has no column `text`", hint="delete it")
 """)
 
     with pytest.raises(StageError, match=r"^toy: shard 3 has no column `text`$") as caught:
-        run_job(job, processes=1, on_event=ignore)
+        jobs.run(job)
 
     assert caught.value.hint == "delete it"
 
 
-def test_a_bug_is_reported_with_its_log_and_the_line_that_replays_it(make_job: Any) -> None:
-    job = make_job("    print('so far so good')\n    return [][1]")
+def test_a_bug_is_reported_with_its_log_and_the_line_that_replays_it(jobs: ToyJobs) -> None:
+    job = jobs.body("    print('so far so good')\n    return [][1]")
 
     with pytest.raises(JobFailed) as caught:
-        run_job(job, processes=1, on_event=ignore)
+        jobs.run(job)
 
     error = caught.value
     assert str(error) == "toy failed on rank 0: IndexError: list index out of range"
@@ -197,25 +162,23 @@ def test_a_bug_is_reported_with_its_log_and_the_line_that_replays_it(make_job: A
     assert "IndexError" in again.stderr
 
 
-def test_a_killed_worker_is_no_result(make_job: Any) -> None:
-    job = make_job("    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)")
+def test_a_killed_worker_is_no_result(jobs: ToyJobs) -> None:
+    job = jobs.body("    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)")
 
     with pytest.raises(JobFailed, match="killed by SIGKILL"):
-        run_job(job, processes=1, on_event=ignore)
+        jobs.run(job)
 
 
-def test_results_of_an_earlier_attempt_are_not_believed(make_job: Any) -> None:
-    run_job(make_job("    return {}"), processes=1, on_event=ignore)
+def test_results_of_an_earlier_attempt_are_not_believed(jobs: ToyJobs) -> None:
+    jobs.run(jobs.body("    return {}"))
 
     with pytest.raises(JobFailed):
-        run_job(make_job("    raise ValueError"), processes=1, on_event=ignore)
-    assert run_job(make_job("    return {'n': 2}"), processes=1, on_event=ignore).metrics == {
-        "n": 2
-    }
+        jobs.run(jobs.body("    raise ValueError"))
+    assert jobs.run(jobs.body("    return {'n': 2}")).metrics == {"n": 2}
 
 
-def test_a_worker_that_gets_sigterm_is_interrupted(make_job: Any) -> None:
-    job = make_job(SLEEP)
+def test_a_worker_that_gets_sigterm_is_interrupted(jobs: ToyJobs) -> None:
+    job = jobs.body(SLEEP)
     thread, errors = in_thread(job, threading.Event())
     wait_for_events(job)
 
@@ -226,8 +189,8 @@ def test_a_worker_that_gets_sigterm_is_interrupted(make_job: Any) -> None:
     assert [type(error) for error in errors] == [StageInterrupted]
 
 
-def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(make_job: Any) -> None:
-    job = make_job("""
+def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(jobs: ToyJobs) -> None:
+    job = jobs.body("""
     import os, signal
     from nanochat_core.runtime.heartbeat import HEARTBEAT
     (job.output / 'a.txt').write_text('a')
@@ -235,11 +198,11 @@ def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(make
     return {}
 """)
     with pytest.raises(StageInterrupted):
-        run_job(job, processes=1, on_event=ignore)
+        jobs.run(job)
 
 
-def test_setting_stop_interrupts_the_job(make_job: Any) -> None:
-    job = make_job(SLEEP)
+def test_setting_stop_interrupts_the_job(jobs: ToyJobs) -> None:
+    job = jobs.body(SLEEP)
     stop = threading.Event()
     thread, errors = in_thread(job, stop)
     wait_for_events(job)
@@ -251,21 +214,21 @@ def test_setting_stop_interrupts_the_job(make_job: Any) -> None:
     assert not workers_of(job.directory)
 
 
-def test_an_exception_in_the_launcher_stops_the_worker_first(make_job: Any) -> None:
-    job = make_job(SLEEP)
+def test_an_exception_in_the_launcher_stops_the_worker_first(jobs: ToyJobs) -> None:
+    job = jobs.body(SLEEP)
 
     def fail(event: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_job(job, processes=1, on_event=fail)
+        jobs.run(job, on_event=fail)
 
     assert not workers_of(job.directory)
     assert json.loads((job.directory / "result.json").read_text())["status"] == "interrupted"
 
 
-def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(make_job: Any) -> None:
-    job = make_job("    return {}")
+def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(jobs: ToyJobs) -> None:
+    job = jobs.body("    return {}")
     job.directory.mkdir()
     holder = subprocess.Popen(
         [
@@ -288,7 +251,7 @@ def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(make_j
         assert holder.stdin is not None
         holder.stdin.close()
 
-    result = run_job(job, processes=1, on_event=let_it_save)
+    result = jobs.run(job, on_event=let_it_save)
 
     assert holder.wait() == 0
     holder.stdout.close()
@@ -296,34 +259,24 @@ def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(make_j
     assert seen == [{"kind": "message", "text": "waiting for an earlier attempt to save"}]
 
 
-def test_kill_9_of_the_launcher_leaves_no_worker(make_job: Any, tmp_path: Path) -> None:
-    job = make_job(SLEEP)
-    job.directory.mkdir()
-    job.write()
-    script = (
-        "import sys; from pathlib import Path; from infra.launch.torchrun import run_job;"
-        "from nanochat_core.job import Job;"
-        "run_job(Job.read(Path(sys.argv[1])), processes=1, on_event=lambda event: None)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", script, str(job.directory / "job.json")])
+def test_kill_9_of_the_launcher_leaves_no_worker(jobs: ToyJobs) -> None:
+    job = jobs.body(SLEEP)
+    launcher = jobs.launch(job)
     wait_for_events(job)
-    assert len(workers_of(job.directory)) == 2  # the launcher has the path in its command too
+    assert len(workers_of(job.directory)) == 1
 
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
 
-    deadline = time.monotonic() + 120
-    while workers_of(job.directory):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not workers_of(job.directory))
     assert json.loads((job.directory / "result.json").read_text())["status"] == "interrupted"
 
 
 @pytest.mark.parametrize(("grace", "saved"), [(60.0, True), (6.0, False)])
 def test_a_job_that_is_stopped_has_the_grace_of_its_resources_to_save(
-    make_job: Any, grace: float, saved: bool
+    jobs: ToyJobs, grace: float, saved: bool
 ) -> None:
-    job = make_job(
+    job = jobs.body(
         """
     import time
     from nanochat_core.runtime.interrupt import STOP
@@ -336,11 +289,10 @@ def test_a_job_that_is_stopped_has_the_grace_of_its_resources_to_save(
         (job.directory / "saved").touch()
 """
     )
-    job = replace(job, resources=replace(RESOURCES, grace_seconds=grace))
+    job = replace(job, resources=replace(job.resources, grace_seconds=grace))
     stop = threading.Event()
     running, errors = in_thread(job, stop)
-    while not (job.directory / "up").exists():
-        time.sleep(0.02)
+    wait_until((job.directory / "up").exists)
     stop.set()
     running.join()
     assert (job.directory / "saved").exists() == saved

@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,9 +13,11 @@ import pytest
 
 from flows.building.retry import is_retryable
 from infra.launch.fitting import fitting
-from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.launch.torchrun import JobFailed, StageInterrupted
 from nanochat_core.errors import OutOfMemory
-from nanochat_core.job import Job, Resources, Result
+from nanochat_core.job import Result
+from tests.support.flows.waiting import wait_until
+from tests.support.infra.launch.toy_jobs import ToyJobs
 
 pytestmark = pytest.mark.torch
 
@@ -43,35 +43,8 @@ def run(job):
 """
 
 
-@pytest.fixture
-def make_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job with the given entry module."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def make(source: str) -> Job:
-        (tmp_path / "toy_entry.py").write_text(source)
-        return Job(
-            directory=tmp_path / "job",
-            stage="toy",
-            entry="toy_entry",
-            fingerprint="f" * 64,
-            config={},
-            inputs={},
-            resources=Resources(
-                device="cpu",
-                threads=1,
-                device_batch_size=1,
-                save_every_seconds=1.0,
-                eval_every_steps=0,
-                dollars_per_hour=0.0,
-            ),
-        )
-
-    return make
-
-
-def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(make_job: Any) -> None:
-    job = make_job("""
+def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(jobs: ToyJobs) -> None:
+    job = jobs.make("""
 import os
 import psutil
 import torch
@@ -86,12 +59,12 @@ def run(job):
         (job.directory / "found").write_text(repr([found[0] == found[1], set(found[0]["heard"])]))
     return {}
 """)
-    run_job(job, processes=2, on_event=lambda _: None)
+    jobs.run(job, 2)
     assert (job.directory / "found").read_text() == "[True, {'127.0.0.1'}]"
 
 
-def test_a_failing_rank_is_named_although_the_others_are_interrupted(make_job: Any) -> None:
-    job = make_job("""
+def test_a_failing_rank_is_named_although_the_others_are_interrupted(jobs: ToyJobs) -> None:
+    job = jobs.make("""
 import os
 import time
 
@@ -103,13 +76,13 @@ def run(job):
 """)
 
     with pytest.raises(JobFailed, match="toy failed on rank 1: ValueError: no good") as caught:
-        run_job(job, processes=2, on_event=lambda event: None)
+        jobs.run(job, 2)
 
     assert "ValueError: no good" in caught.value.log_tail
 
 
-def test_one_rank_without_memory_ends_the_job_and_its_size_is_remembered(make_job: Any) -> None:
-    job = make_job("""
+def test_one_rank_without_memory_ends_the_job_and_its_size_is_remembered(jobs: ToyJobs) -> None:
+    job = jobs.make("""
 import os
 import time
 from nanochat_core.errors import OutOfMemory
@@ -122,7 +95,7 @@ def run(job):
     job = replace(job, resources=replace(job.resources, device_batch_size=12))
 
     with pytest.raises(OutOfMemory, match="toy: out of memory") as caught:
-        run_job(job, processes=2, on_event=lambda event: None)
+        jobs.run(job, 2)
 
     assert (caught.value.hint, is_retryable(caught.value)) == ("give less", True)
     for size, fits in ((12, 6), (6, 6), (24, 24)):
@@ -130,43 +103,27 @@ def run(job):
         assert fitting(given).resources.device_batch_size == fits
 
 
-def test_kill_9_of_the_launcher_lets_every_rank_save_and_leaves_none(make_job: Any) -> None:
-    job = make_job(RANKS_TRAIN)
-    job.directory.mkdir()
-    job.write()
-    script = (
-        "import sys; from pathlib import Path; from infra.launch.torchrun import run_job;"
-        "from nanochat_core.job import Job;"
-        "run_job(Job.read(Path(sys.argv[1])), processes=2, on_event=lambda event: None)"
-    )
-    launcher = subprocess.Popen([sys.executable, "-c", script, str(job.directory / "job.json")])
-    files = [job.directory / f"pid-{rank}" for rank in (0, 1)]
-    _until(lambda: all(file.exists() and file.read_text() for file in files), seconds=120)
-    ranks = [int(file.read_text()) for file in files]
+def test_kill_9_of_the_launcher_lets_every_rank_save_and_leaves_none(jobs: ToyJobs) -> None:
+    job = jobs.make(RANKS_TRAIN)
+    launcher = jobs.launch(job, 2)
+    ranks = [int(jobs.wait_for_file(job.directory / f"pid-{rank}")) for rank in (0, 1)]
 
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
 
-    _until(lambda: not any(psutil.pid_exists(pid) for pid in ranks), seconds=120)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in ranks))
     assert {path.name for path in job.checkpoints.iterdir()} == {"saved-0", "saved-1"}
     result = Result.find(job.directory)
     assert result is not None
     assert result.status == "interrupted"
 
 
-def _until(is_true: Any, *, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("launched", [True, False])
 def test_a_rank_that_starts_late_leaves_the_error_of_one_that_failed(
-    make_job: Any, launched: bool
+    jobs: ToyJobs, launched: bool
 ) -> None:
     """Only a job that is replayed by hand finds what an attempt before it left behind."""
-    job = make_job("def run(job):\n    return {}\n")
+    job = jobs.make("def run(job):\n    return {}\n")
     job.directory.mkdir()
     path = job.write()
     (job.directory / "error.json").write_text('{"rank": 1}')
@@ -182,8 +139,8 @@ def test_a_rank_that_starts_late_leaves_the_error_of_one_that_failed(
 
 
 @pytest.mark.timeout(300)
-def test_ranks_that_wait_for_lost_ones_do_not_get_the_whole_grace(make_job: Any) -> None:
-    job = make_job("""
+def test_ranks_that_wait_for_lost_ones_do_not_get_the_whole_grace(jobs: ToyJobs) -> None:
+    job = jobs.make("""
 import os
 import time
 
@@ -207,7 +164,7 @@ def run(job):
             stop.set()
 
     with pytest.raises(StageInterrupted):
-        run_job(job, processes=2, on_event=on_event, stop=stop, lost=lost)
+        jobs.run(job, 2, on_event=on_event, stop=stop, lost=lost)
     pids = [int(path.read_text()) for path in job.directory.glob("pid-*")]
     assert pids
     left = [process for process in psutil.process_iter(["status"]) if process.pid in pids]
