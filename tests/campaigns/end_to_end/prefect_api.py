@@ -3,15 +3,17 @@
 Nothing here imports Prefect or the product: what a browser can do is all that this can.
 """
 
+import functools
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
+from tests.support.flows import waiting
 from tests.support.prefect_login import Login
 
-T = TypeVar("T")
+wait_until = functools.partial(waiting.wait_until, every=0.25)  # what they look at takes long
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 _PAGE = 200  # the most that the API gives at once
 
@@ -175,12 +177,3 @@ class PrefectApi:
             seconds=seconds,
             what=f"run {run} to end",
         )
-
-
-def wait_until(look: Callable[[], T | None], *, seconds: float, what: str) -> T:
-    """What `look` gives once it is true. Raises AssertionError when that takes longer."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.25)
-    return found

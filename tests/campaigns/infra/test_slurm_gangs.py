@@ -31,7 +31,8 @@ from infra.launch.torchrun import run_job
 from infra.prefect.records import Server
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError
-from tests.support.infra.slurm import run, slurm_cluster, wait_until, why_not
+from tests.support.flows.waiting import wait_until
+from tests.support.infra.slurm import run, slurm_cluster, why_not
 from tests.support.reliability.small_training import digests
 from tests.support.reliability.two_hosts import SAVE_EVERY, look, overrides, reference, seed
 

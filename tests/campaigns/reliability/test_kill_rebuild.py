@@ -7,12 +7,10 @@ import contextlib
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flows.gc.collect import collect
@@ -21,10 +19,11 @@ from infra.storage.files import sha256_of
 from infra.storage.local import LocalStore
 from tests.campaigns.end_to_end.small import DEPTH, SETTINGS
 from tests.support.campaigns import Campaign
+from tests.support.reliability import kills
+from tests.support.reliability.kills import NANOCHAT
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
-NANOCHAT = Path(sys.executable).with_name("nanochat")
 _SET = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
 RECIPE = ["tiny", "--depth", str(DEPTH), *_SET, "--place", "threads=1"]
 RUN = ["run", *RECIPE, "--name", "mine"]
@@ -124,13 +123,7 @@ class Home:
 
     def end(self, argv: list[str], how: signal.Signals, *, after: float, trial: int) -> str:
         """Start a command, look at the model, end it; return what happened."""
-        process = subprocess.Popen(
-            [NANOCHAT, *argv, "--home", self.path],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = kills.Home(self.path).start(argv)
         began = time.monotonic()
         if trial % 2:
             time.sleep(after / 2)
@@ -140,12 +133,7 @@ class Home:
             process.wait(max(0.1, after - (time.monotonic() - began)))
             self.tag()
             return "ended by itself"
-        root = psutil.Process(process.pid)
-        victims = [root, *root.children(recursive=True)] if how == signal.SIGKILL else [root]
-        for victim in victims:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                victim.send_signal(how)
-        process.wait()
+        kills.kill_tree(process, how)
         return how.name
 
     def collect(self) -> None:

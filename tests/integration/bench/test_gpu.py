@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import pytest
 from bench.gpu.results import NEEDS_GPU, Entry, Results
 from bench.gpu.schedule import HEAD, QUARTER, STEPS, Step, fitting
 from bench.gpu.scheduler import Scheduler
+from tests.support.flows.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 # Reports that it is ready, and waits for its turn, as bench.gpu.report.wait_turn.
@@ -159,16 +159,13 @@ time.sleep(600)
     assert (first["status"], first["why"][0]) == ("failed", "took longer than 3 s")
     assert first["results"] == [{"name": "half"}]
     assert (second["status"], second["lines"]) == ("ok", ["well"])
-    wait_until_gone(int((tmp_path / "child").read_text()))
+    wait_until(lambda: is_gone(int((tmp_path / "child").read_text())))
 
 
-def wait_until_gone(pid: int) -> None:
-    """Wait until a process has ended, also if its parent has not noticed."""
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended, also if its parent has not noticed."""
     stat = Path(f"/proc/{pid}/stat")
-    until = time.monotonic() + 60
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_step_that_fails_leaves_its_errors_last_line_and_the_rest_goes_on(
@@ -326,7 +323,7 @@ def test_ended_by_a_signal_it_leaves_the_results_so_far_and_no_child(
     code = program.wait(60)
     kept = stored(tmp_path)
     assert (kept[0]["status"], kept[0]["results"]) == ("ok", [{"name": "done"}])
-    wait_until_gone(pid)
+    wait_until(lambda: is_gone(pid))
     assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_argv_of(p))]
     if number == signal.SIGKILL:
         assert [step["status"] for step in kept[1:]] == ["running", "preparing", "waiting"]

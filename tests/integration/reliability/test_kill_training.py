@@ -6,8 +6,6 @@ have landed. Every loss that any attempt told, the final weights and the final o
 be those of a job that nobody touched; after each kill every committed checkpoint must be whole.
 """
 
-import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -17,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.job import Job
+from tests.support.flows.waiting import wait_until
+from tests.support.reliability.kills import kill_tree, processes_of
 from tests.support.reliability.small_training import digests, find_torn, make_inputs, make_job, told
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +91,9 @@ def land_kills(
             report["kills_in_a_row"] += place == before
             report["killed_after_step"].append(place)
             report["faults"] += [f"{name} is torn" for name in find_torn(job)]
-            report["faults"] += [f"{n} orphans" for n in (wait_for_none(job),) if n]
+            wait_until(
+                lambda job=job: not processes_of(job.directory), seconds=120.0, what="orphans"
+            )
         run_job(job, processes=ranks, on_event=ignore)
         report["faults"] += compare(job, undisturbed)
     return report
@@ -126,15 +127,10 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
     One of four is killed while it starts, the others somewhere in their training.
     """
     size = job.events.stat().st_size if job.events.exists() else 0
+    launcher = "tests.support.reliability.launch_job"
     with (job.directory / "launcher.log").open("ab") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.support.reliability.launch_job",
-                str(job.directory),
-                str(ranks),
-            ],
+            [sys.executable, "-m", launcher, str(job.directory), str(ranks)],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -150,11 +146,7 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
     if process.poll() is not None:
         assert process.returncode == 0, (job.directory / "launcher.log").read_text()
         return False
-    root = psutil.Process(process.pid)
-    for victim in [*root.children(recursive=True), root]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            victim.kill()
-    process.wait()
+    kill_tree(process)
     return True
 
 
@@ -165,17 +157,3 @@ def has_begun(job: Job, size: int) -> bool:
     with job.events.open("rb") as file:
         file.seek(size)
         return b'"kind": "step"' in file.read()
-
-
-def wait_for_none(job: Job) -> int:
-    """How many processes of the job are left, when they had two minutes to go."""
-    until = time.monotonic() + 120.0
-    while (left := count_processes(job)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return left
-
-
-def count_processes(job: Job) -> int:
-    """Processes that name the job on their command line."""
-    others = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
-    return sum(any(str(job.directory) in w for w in p.info["cmdline"] or []) for p in others)

@@ -8,12 +8,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from infra.launch.rendezvous import find_port
+from tests.support.flows.waiting import wait_until
 
 INSTALL = "apt-get install -y slurm-wlm munge"
 SECONDS = 60.0
@@ -55,15 +54,6 @@ def why_not() -> str | None:
 def run(*words: str) -> str:
     """Return the output of a command of Slurm."""
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-
-def wait_until(found: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
-    """Return what `found` returns, once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
-    return value
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 from infra.launch.mirror import mirror
 from nanochat_core.errors import NanochatError, StageError, StoreError
 from nanochat_core.job import write_json
+from tests.support.flows.waiting import wait_until
 
 
 def save(root: Path, step: int, text: str = "x") -> Path:
@@ -38,19 +39,12 @@ class Receiver:
         self.steps.append(step)
 
 
-def wait_for(condition: object, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_each_new_checkpoint_is_sent_once(tmp_path: Path):
     receiver = Receiver()
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
         for step in (1, 2, 3):
             save(tmp_path, step)
-            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+            wait_until(lambda step=step: receiver.steps[-1:] == [step])
         (tmp_path / "elsewhere").mkdir()
         without = save(tmp_path / "elsewhere", 4)
         (without / "COMMIT.json").unlink()
@@ -72,7 +66,7 @@ def test_after_damage_the_next_is_sent_though_its_step_is_lower(tmp_path: Path):
         time.sleep(0.05)
         assert receiver.steps == []  # that of step 5 was there before
         save(tmp_path, 6)
-        wait_for(lambda: receiver.steps == [6])
+        wait_until(lambda: receiver.steps == [6])
     assert not receiver.errors
 
 
@@ -105,7 +99,7 @@ def test_a_store_or_a_disk_that_fails_is_reported_and_retried(
     receiver.fail = [error, error]
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
         save(tmp_path, 1)
-        wait_for(lambda: receiver.steps == [1])
+        wait_until(lambda: receiver.steps == [1])
     assert [str(error).endswith(said) for error in receiver.errors] == [True, True]
 
 
@@ -167,7 +161,7 @@ def test_while_the_job_runs_an_older_upload_goes_on(tmp_path: Path):
         assert reached.wait(120)
         save(tmp_path, 2)
         go_on.set()
-        wait_for(lambda: sent == ["1", "2"])
+        wait_until(lambda: sent == ["1", "2"])
 
 
 def test_a_stop_gives_up_an_older_upload_as_soon_as_the_next_save_begins(tmp_path: Path):
@@ -188,12 +182,12 @@ def test_a_stop_gives_up_an_older_upload_as_soon_as_the_next_save_begins(tmp_pat
     errors: list[NanochatError] = []
     with mirror(tmp_path, send, on_error=errors.append, is_stopping=stopping.is_set, every=0.005):
         directory = save(tmp_path, 1)
-        wait_for(lambda: reached == ["1"])
+        wait_until(lambda: reached == ["1"])
         stopping.set()
         begun.set()
         (tmp_path / "step-0000002").mkdir()  # is being saved
-        wait_for(lambda: given_up == ["1"])
-        wait_for(lambda: len(reached) > 1)  # again, as nothing newer is committed
+        wait_until(lambda: given_up == ["1"])
+        wait_until(lambda: len(reached) > 1)  # again, as nothing newer is committed
         assert directory.exists()
     assert (reached, errors) == (["1", "1"], [])
 
@@ -218,15 +212,15 @@ def test_one_that_is_written_is_sent_before_its_commit(tmp_path: Path):
     is_written = lambda directory: (directory / "tensors").exists()  # noqa: E731
     with mirror(tmp_path, send, on_error=errors.append, is_written=is_written, every=0.005):
         first = write(1)
-        wait_for(lambda: events == ["sends 1"])
+        wait_until(lambda: events == ["sends 1"])
         write_json(first / "COMMIT.json", {})
-        wait_for(lambda: events[-1] == "x1")
+        wait_until(lambda: events[-1] == "x1")
         write(2)
-        wait_for(lambda: events[-1] == "sends 2")
+        wait_until(lambda: events[-1] == "sends 2")
         write_json(write(3) / "COMMIT.json", {})  # the second was given up
-        wait_for(lambda: events[-1] == "x3")
+        wait_until(lambda: events[-1] == "x3")
         write(4)  # is never committed
-        wait_for(lambda: events[-1] == "sends 4")
+        wait_until(lambda: events[-1] == "sends 4")
     assert events == ["sends 1", "x1", "sends 2", "sends 3", "x3", "sends 4"]
     assert not errors
 
@@ -266,6 +260,6 @@ def test_an_error_in_skip_is_reported_and_later_checkpoints_are_sent(
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, skip=skip, every=0.005):
         for step in (1, 2):
             save(tmp_path, step)
-            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+            wait_until(lambda step=step: receiver.steps[-1:] == [step])
     assert receiver.steps == [1, 2]
     assert len(receiver.errors) == 1
