@@ -4,9 +4,8 @@
 
 The weights and the tokenizer are read by `transformers` from a local folder as it saves them
 (config.json, model.safetensors, tokenizer.json), the questions from an unpacked CORE bundle; also
-from GPT2_WEIGHTS and CORE_BUNDLE. Nothing is downloaded. Questions, tokens, choice and mean are
-those of `base_eval`; only the forward pass is another, since our model has no learned positions,
-biases and LayerNorm. GPT-2 reads 1,024 tokens: of a longer text, as in nanochat, the last ones.
+from GPT2_WEIGHTS and CORE_BUNDLE. Nothing is downloaded. The evaluation is that of `nanochat evals`
+for a model of transformers (nanochat_core/evaluate/foreign.py).
 
 Exit 1: the score differs from the published one by more than --tolerance. Without the files or the
 package it is skipped with a line that says so. With NANOCHAT_DIR, a checkout of nanochat, its
@@ -19,20 +18,17 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from nanochat_core.evaluate.core import TaskScore, answers_from, score_task
-from nanochat_core.evaluate.core_questions import Question, make_question
-from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask, open_suite
+from nanochat_core.evaluate.core import TaskScore, core_of
+from nanochat_core.evaluate.core_tasks import CoreSuite, CoreTask, open_suite
+from nanochat_core.evaluate.foreign import MISSING, ForeignModel, open_foreign
 from nanochat_core.evaluate.intervals import mean_of
+from nanochat_core.runtime.hardware.distributed import ALONE
 
 # Layers -> name and CORE: dev/estimate_gpt3_core.ipynb of nanochat, gpt2-xl also its README.
 PUBLISHED = {
@@ -42,29 +38,6 @@ PUBLISHED = {
     48: ("gpt2-xl", 0.2565),
 }
 TOLERANCE = 0.002
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpt2:
-    """A GPT-2 of `transformers`, with its tokenizer."""
-
-    model: Any  # GPT2LMHeadModel, in evaluation mode
-    tokenizer: Any
-    device: torch.device
-
-    @property
-    def bos(self) -> int:
-        """The id of <|endoftext|>, which begins every text."""
-        return self.tokenizer.bos_token_id
-
-    @property
-    def window(self) -> int:
-        """How many tokens it can read."""
-        return self.model.config.n_positions
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text without special tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 def main() -> None:
@@ -81,11 +54,12 @@ def main() -> None:
     if (missing := missing_part(options.bundle, options.weights)) is not None:
         print(f"core_gpt2 is skipped: {missing}")
         return
-    gpt2 = open_gpt2(options.weights, torch.device(options.device), options.dtype)
+    gpt2 = open_foreign(options.weights, torch.device(options.device))
+    gpt2.model.to(getattr(torch, options.dtype))
     suite = open_suite(options.bundle, max_per_task=options.max_per_task)
     if suite.failed:
         sys.exit(f"the bundle is not whole: {dict(suite.failed)}")
-    scores = list(evaluate(gpt2, suite))
+    scores = evaluate(gpt2, suite)
     core = mean_of([score.centred for score in scores])
     print(f"CORE {core.value:.4f} ({core.low:.4f} to {core.high:.4f})")
     failures: list[str] = []
@@ -108,7 +82,7 @@ def main() -> None:
 def missing_part(bundle: Path | None, weights: Path | None) -> str | None:
     """Return what is missing to run, in a line; None if nothing is."""
     if importlib.util.find_spec("transformers") is None:
-        return "the package transformers is not installed"
+        return MISSING
     if bundle is None or not (bundle / "core.yaml").is_file():
         return "no CORE bundle: --bundle or CORE_BUNDLE names no folder with core.yaml"
     if weights is None or not (weights / "config.json").is_file():
@@ -116,72 +90,18 @@ def missing_part(bundle: Path | None, weights: Path | None) -> str | None:
     return None
 
 
-def open_gpt2(weights: Path, device: torch.device, dtype: str = "float32") -> Gpt2:
-    """Open the model and the tokenizer of a folder, without a network."""
-    from transformers import AutoTokenizer, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel.from_pretrained(
-        weights, dtype=getattr(torch, dtype), local_files_only=True
-    )
-    tokenizer = AutoTokenizer.from_pretrained(weights, local_files_only=True)
-    # It would warn of every text that is cropped below.
-    tokenizer.model_max_length = sys.maxsize
-    return Gpt2(model=cast("Any", model).to(device).eval(), tokenizer=tokenizer, device=device)
-
-
-def evaluate(gpt2: Gpt2, suite: CoreSuite) -> Iterator[TaskScore]:
-    """Yield and print the score of each task."""
-    for task in suite.tasks:
-        greedy = task.kind not in OPTIONS
-        answers: list[int] = []
-        for place in range(len(task.items)):
-            question = make_question(task, place, cast("Any", gpt2))
-            values = read_values(gpt2, question, greedy=greedy)
-            answers += answers_from([question], values, greedy=greedy)
-        score = score_task(task, answers)
-        print(f"  {task.label:36} {score.accuracy.value:.4f}  {score.centred.value:+.4f}")
-        yield score
-
-
-@torch.no_grad()
-def read_values(gpt2: Gpt2, question: Question, *, greedy: bool) -> Tensor:
-    """Return for each target of a question its loss, or with `greedy` whether it is likeliest."""
-    texts, rows = texts_of(question)
-    # nanochat crops texts with their last token, which is not read here: it predicts nothing.
-    crops = [max(0, len(text) + 1 - gpt2.window) for text in texts]
-    read = [torch.tensor(text[crop:]) for text, crop in zip(texts, crops, strict=True)]
-    # Padded on the right, where no token that is scored sees it.
-    padded = torch.nn.utils.rnn.pad_sequence(read, batch_first=True).to(gpt2.device)
-    hidden = gpt2.model.transformer(input_ids=padded).last_hidden_state
-    picked = []
-    for of_text, places, crop in zip(hidden, rows, crops, strict=True):
-        assert min(places, default=crop) >= crop, "an answer is longer than the model reads"
-        picked.append(of_text[[place - crop for place in places]])
-    logits = gpt2.model.lm_head(torch.cat(picked)).float()
-    targets = torch.tensor(question.targets, dtype=torch.long, device=gpt2.device)
-    if greedy:
-        return logits.argmax(dim=-1) == targets
-    return functional.cross_entropy(logits, targets, reduction="none")
-
-
-def texts_of(question: Question) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the tokens of each distinct text, and the places in it that predict its targets."""
-    tree, fork = question.tree, len(question.tree.trunk)
-    ends = np.cumsum(question.lengths)
-    texts: list[list[int]] = []
-    rows: list[list[int]] = []
-    start = fork  # of the branch among the tree's tokens
-    branches = tree.branches or ((),)
-    for branch, count, end in zip(branches, question.lengths, ends, strict=True):
-        of_text = tree.rows[end - count : end]
-        rows.append([row if row < fork else row - start + fork for row in of_text])
-        texts.append([*tree.trunk, *branch])
-        start += len(branch)
-    return texts, rows
+def evaluate(gpt2: ForeignModel, suite: CoreSuite) -> list[TaskScore]:
+    """Return and print the score of each task."""
+    core = core_of(gpt2.answer, gpt2, suite, device=gpt2.device, world=ALONE, log=lambda _: None)
+    if core.failed:
+        sys.exit(f"not evaluated: {dict(core.failed)}")
+    for score in core.tasks:
+        print(f"  {score.label:36} {score.accuracy.value:.4f}  {score.centred.value:+.4f}")
+    return list(core.tasks)
 
 
 def compare_with_peer(
-    gpt2: Gpt2, suite: CoreSuite, scores: Sequence[TaskScore], checkout: Path, most: int
+    gpt2: ForeignModel, suite: CoreSuite, scores: Sequence[TaskScore], checkout: Path, most: int
 ) -> tuple[int, int]:
     """Return how many verdicts of nanochat's own code are equal, of how many."""
     ask = open_peer(gpt2, checkout)
@@ -195,7 +115,7 @@ def compare_with_peer(
     return equal, asked
 
 
-def open_peer(gpt2: Gpt2, checkout: Path) -> Callable[[CoreTask, int], bool]:
+def open_peer(gpt2: ForeignModel, checkout: Path) -> Callable[[CoreTask, int], bool]:
     """Return nanochat's evaluation of one question with the same model and tokenizer."""
     # From its file: its package and ours both have a `tasks`.
     spec = importlib.util.spec_from_file_location(

@@ -47,6 +47,13 @@ from nanochat_core.job import Compile, Resources
 from nanochat_core.section import Section, types_of
 
 _SUGGESTED = 5  # settings in a hint
+# What the profiles for one card change besides their size.
+_MINUTES = (
+    "midtrain.mixture=evening",
+    "rl.num_steps=60",
+    "base_eval.eval_tokens=10485760",
+    "base_eval.core_max_per_task=500",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +216,26 @@ def d20_seed(depth: int = 20) -> Profile:
     return _gpu(scaling_january.january_run(depth))
 
 
+def evening8(depth: int = 8) -> Profile:
+    """An evening on a card of 8 GB, 126 M parameters. Planned, not trained."""
+    return _one_card(scaling.run_for_depth(depth), device_batch_size=8)
+
+
+def evening24(depth: int = 12) -> Profile:
+    """An evening on a card of 24 GB, 286 M parameters. Planned, not trained."""
+    return _one_card(scaling.run_for_depth(depth), device_batch_size=16)
+
+
+def hour(depth: int = 12) -> Profile:
+    """An hour of one H100, 286 M parameters, 8 tokens per parameter. Planned, not trained."""
+    return _one_card(scaling.run_for_depth(depth, tokens_per_param=8.0), device_batch_size=32)
+
+
 PROFILES: dict[str, Callable[..., Profile]] = {
     "tiny": tiny,
+    "evening8": evening8,
+    "evening24": evening24,
+    "hour": hour,
     "d12": d12,
     "d20_seed": d20_seed,
     "speedrun": speedrun,
@@ -234,6 +259,23 @@ def _gpu(run: RunConfig, *, device_batch_size: int = 16) -> Profile:
             max_gpus=8,
         ),
     )
+
+
+def _one_card(run: RunConfig, *, device_batch_size: int) -> Profile:
+    """Return a run whose chat stages and evaluations take minutes where pretraining takes hours."""
+    tree = run.tree()
+    for override in _MINUTES:
+        _apply(tree, override)
+    run = RunConfig.from_tree(tree, where="the run")
+    # No HumanEval: models of this size solve none of it, and it needs a sandbox.
+    tasks = tuple(
+        dataclasses.replace(task, max_examples=min(task.max_examples, 1000))
+        for task in run.chat_eval.tasks
+        if task.name != "humaneval"
+    )
+    run = dataclasses.replace(run, chat_eval=dataclasses.replace(run.chat_eval, tasks=tasks))
+    profile = _gpu(run, device_batch_size=device_batch_size)
+    return dataclasses.replace(profile, pace=dataclasses.replace(profile.pace, max_gpus=1))
 
 
 def open_profile(

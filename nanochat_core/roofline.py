@@ -28,6 +28,9 @@ WORD_BYTES = {"bf16": 7.7, "fp8": 18.0}
 # Of a parameter in training, on each GPU: its working copy and gradient; and divided among all
 # GPUs: its fp32 master and the optimizer's moments. Counted at depth 4 in bf16.
 COPIED_BYTES, SHARED_BYTES = 6.0, 6.3
+# Activations, in rows of 2 bytes a channel for each token and layer: what those parameters left of
+# the memory that depth 12 took on an H100.
+ACTIVATION_ROWS = 20.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +72,16 @@ def most_decoded(run: RunConfig, gpu: GpuSpec) -> float:
     return gpu.bandwidth / (2 * matrices)
 
 
-def state_bytes(run: RunConfig, gpus: int) -> float:
-    """Return the bytes that training takes on each of `gpus`, beside the activations."""
-    return (COPIED_BYTES + SHARED_BYTES / gpus) * num_params(run.model, run.numerics)
+def training_bytes(run: RunConfig, gpus: int, *, rows: int = 1) -> float:
+    """Return the bytes that pretraining takes on each of `gpus`, with `rows` in a micro-step.
+
+    An estimate in bf16: parameters with their gradient and moments, activations, and logits. What
+    CUDA and its compiler take, half a gigabyte or more, is not in it.
+    """
+    model, tokens = run.model, rows * run.model.sequence_len
+    states = (COPIED_BYTES + SHARED_BYTES / gpus) * num_params(model, run.numerics)
+    activations = 2 * ACTIVATION_ROWS * model.depth * model.width * tokens
+    return states + activations + 2 * model.vocab_size * tokens
 
 
 def named_gpu(name: str) -> GpuSpec:

@@ -147,6 +147,12 @@ def open_model(
         return directory
     manifest = open_usable(store, name, warn=warn)
     check_model(manifest, name)
+    if manifest.architecture is not None:
+        raise ModelError(
+            f"{name} is a model of architecture {manifest.architecture!a}, which only transformers "
+            "can run",
+            hint="nanochat evals can evaluate it, with the questions of a profile: --profile d12",
+        )
     total = sum(file.size for file in (*manifest.files, *manifest.logs))
     with watch(total) as on_bytes:
         return fetch(store, manifest, cache, on_bytes=on_bytes) / "files"

@@ -14,7 +14,7 @@ from flows.profiles import PROFILES, open_profile
 from flows.render.table import Row
 from flows.render.text import count, duration, money, size
 from infra.storage.s3.probe import Finding
-from nanochat_core.roofline import most_decoded, pretraining, state_bytes
+from nanochat_core.roofline import most_decoded, pretraining, training_bytes
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 SELF_TEST = (sys.executable, "-m", "nanochat_core.self_test")
@@ -91,7 +91,7 @@ def forecast(gpu: GpuSpec) -> list[dict[str, Any]]:
                     "mfu": pace.mfu,
                     "gpu_seconds": pace.gpu_seconds,
                     "dollars": dollars,
-                    "state_bytes": {n: state_bytes(run, n) for n in (1, NODE)},
+                    "training_bytes": {n: training_bytes(run, n) for n in (1, NODE)},
                     "most_decoded_per_second": most_decoded(run, gpu),
                 }
             )
@@ -112,7 +112,7 @@ def table(gpu: GpuSpec) -> list[str]:
             duration(row["gpu_seconds"] / number)
             if needed < gpu.memory
             else f"needs {size(round(needed))}"
-            for number, needed in row["state_bytes"].items()
+            for number, needed in row["training_bytes"].items()
         ]
         dollars = "" if row["dollars"] is None else money(row["dollars"])
         rows.append(

@@ -2,24 +2,36 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flows.artifacts.names import open_model
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_note, print_warning
 from flows.cli.progress import show_bytes
 from flows.interop import hub_model
+from flows.interop.import_model import import_model
 from infra.storage.base import Store
 
 
-def name_in_store(where: StoreOptions, store: Store, model: str) -> str:
-    """Return the name by which the store has `model`; one on the Hub is imported first."""
-    return hub_model.name_in_store(
-        store,
-        model,
-        scratch=where.open_home(),
-        log=print_note,
-        watch=partial(show_bytes, what=model),
-    )
+def name_in_store(
+    where: StoreOptions, store: Store, model: str, *, is_foreign: bool = False
+) -> str:
+    """Return the name by which the store has `model`; one on the Hub is imported first.
+
+    With `is_foreign`, for an evaluation, so are a model that only transformers can run and one in a
+    directory, ./gpt2 say.
+    """
+    options: dict[str, Any] = {
+        "is_foreign": is_foreign,
+        "scratch": where.open_home(),
+        "log": print_note,
+        "watch": partial(show_bytes, what=model),
+    }
+    if is_foreign and model.startswith(("./", "../", "/", "~")):
+        path = Path(model).expanduser().absolute()
+        done = import_model(store, path, name=f"local-{path.name}", **options)
+        return f"{done.model.stage}@{done.run.name}"
+    return hub_model.name_in_store(store, model, **options)
 
 
 def open_named_model(where: StoreOptions, model: str) -> Path:

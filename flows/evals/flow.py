@@ -44,8 +44,9 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
     known = planned_by_caller(request, Suite)
     setup = open_flow(store=request.store, pool=request.pool)
     suite = known or setup.wait(lambda: open_suite(request, setup.store, warn=setup.warn))
-    outcome = run(suite.run, setup=setup, uses=(request.model,))
-    return assess_run(suite.stage.name, outcome, request, store=setup.store, wait=setup.wait)
+    given = {suite.model.stage: suite.model} if suite.more else {}
+    outcome = run(suite.run, setup=setup, uses=(request.model,), more=suite.more, given=given)
+    return assess_run(suite.stage.name, outcome, suite.request, store=setup.store, wait=setup.wait)
 
 
 def assess_run(

@@ -24,7 +24,8 @@ DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
 MODEL = Option(
     label="Model",
     help="A tag or a run's name, a stage of one (sft@main) or a fingerprint (sft/1a2b3c).",
-    more="A name is its newest chat model. It is looked up for every evaluation.",
+    more="A name is its newest chat model. It is looked up for every evaluation. On the command "
+    "line also hf://OWNER/NAME or ./DIRECTORY, of nanochat or transformers.",
     group="what",
     flag="",
     rules={

@@ -6,7 +6,7 @@ that the run has made already is therefore the same artifact, and is reused from
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from flows.artifacts.names import check_model, open_run, open_usable
@@ -19,12 +19,16 @@ from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
 from flows.run_request import RunRequest, shared
-from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
+from flows.stages import BASE_EVAL, EVALUATORS, PRETRAIN, ROWS, SFT, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
+from tasks.registry import grader_of
 
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
+_FOREIGN = "nanochat_core.evaluate.foreign"  # evaluates a model of transformers
+FOREIGN_INPUTS = (PRETRAIN, TASK_DATA)
+_CHAT = EVALUATORS[SFT.name]  # the model after SFT is the one whose choices are compared
 _BASE_METRICS = ("core", "val_bpb", "train_bpb")
 
 
@@ -36,12 +40,13 @@ class Suite:
     store: Store
     model: Manifest
     stage: Stage  # that evaluates it
-    run: RunRequest  # that evaluates the model, on the data that it uses
+    run: RunRequest  # that evaluates the model, on the data that it uses; or makes that data
+    more: tuple[Stage, ...] = ()  # that the run builds besides: of a model of transformers
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The evaluation stage after its inputs, pinned or not."""
-        return (*self.stage.inputs, self.stage)
+        """The evaluation stages after their inputs, pinned or not."""
+        return (*self.stage.inputs, *(self.more or (self.stage,)))
 
 
 def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None]) -> Suite:
@@ -64,6 +69,8 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
         )
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
+    if manifest.architecture is not None:
+        return _foreign_suite(request, store, manifest)
     stage = EVALUATORS[manifest.stage]
     # The run that the model is found in: its settings and data evaluate it.
     is_whole = "@" in model or "/" in model
@@ -73,7 +80,7 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
             f"{model} was imported, so it has no run with the settings of an evaluation",
             hint="use the evaluation of a profile: --profile NAME",
         )
-    _check_overrides(stage, overrides)
+    _check_overrides(stage.config, overrides)
     pinned = _pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides)
     settings: dict[str, Any] = {
         **shared(RunRequest, request),
@@ -90,6 +97,54 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
     )
     _check_metric(request.metric, stage, found)
     return Suite(request=request, store=store, model=manifest, stage=stage, run=found)
+
+
+def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite:
+    """Return the suite of a model that only transformers can run: CORE, and lettered choices.
+
+    Its stages have the names of ours and another entry, so `compare` shows its scores next to ours.
+    """
+    profile, name = request.profile, request.model
+    if profile is None or request.pool is not None:
+        raise ConfigError(
+            f"{name} is a model of transformers: "
+            + ("it has no questions of its own" if profile is None else "no pool evaluates it"),
+            hint="name a profile whose questions it gets: --profile d12"
+            if profile is None
+            else "leave --pool out: this machine evaluates it",
+        )
+    stages = [replace(stage, inputs=FOREIGN_INPUTS, entry=_FOREIGN) for stage in (BASE_EVAL, _CHAT)]
+    _check_overrides([section for stage in stages for section in stage.config], request.overrides)
+    settings: dict[str, Any] = {**shared(RunRequest, request), "profile": profile}
+    found = RunRequest(
+        **settings,
+        until=TASK_DATA.name,
+        run_name=history_name(name),
+    )
+    asked = open_settings(found).run
+    choices = [task.name for task in asked.chat_eval.tasks if grader_of(task.name).baseline > 0]
+    core, chat = stages
+    more = (
+        *([core] if asked.task_data.core_bundle else []),
+        *([chat] if choices else []),
+    )
+    if not more:
+        raise ConfigError(
+            f"profile {profile} asks neither CORE nor questions with lettered choices",
+            hint="a model of transformers answers only these: --profile d12",
+        )
+    known = (["core"] if core in more else []) + choices
+    metric = known[0] if request.metric is None else request.metric
+    if metric not in known:
+        raise ConfigError(f"{name} is not measured by '{metric}'", hint=suggest(metric, known))
+    return Suite(
+        request=replace(request, metric=metric),
+        store=store,
+        model=model,
+        stage=core if metric == "core" else chat,
+        run=found,
+        more=more,
+    )
 
 
 def _check_metric(metric: str | None, stage: Stage, run: RunRequest) -> None:
@@ -153,9 +208,9 @@ def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
     return None if manifest is None or find_revoked(store, manifest) else manifest
 
 
-def _check_overrides(stage: Stage, overrides: Sequence[str]) -> None:
+def _check_overrides(config: Sequence[str], overrides: Sequence[str]) -> None:
     # Other sections would be accepted and change nothing, since all but these inputs are pinned.
-    sections = (*stage.config, TASK_DATA.name)
+    sections = (*config, TASK_DATA.name)
     for text in overrides:
         if text.partition(".")[0] not in sections:
             raise ConfigError(

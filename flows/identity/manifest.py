@@ -161,6 +161,11 @@ class Manifest:
         """Return its name as people see it: stage/fingerprint, shortened."""
         return self.ref.name
 
+    @property
+    def architecture(self) -> str | None:
+        """The architecture of an imported model that only transformers can run; None for others."""
+        return self.provenance.metrics.get("architecture")
+
     def to_json(self) -> bytes:
         """Return the manifest as the bytes of an object."""
         return encode_record(asdict(self), format=FORMAT)

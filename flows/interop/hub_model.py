@@ -20,6 +20,7 @@ def name_in_store(
     store: Store,
     model: str,
     *,
+    is_foreign: bool = False,
     scratch: Path,
     log: Log,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
@@ -27,8 +28,9 @@ def name_in_store(
     """Return the name by which the store has `model`; an address on the Hub is imported first.
 
     Other names are returned as they are. The commit that the address means today is in the name of
-    the import's run, so the next command finds it without a download. Raises like `pin_model`,
-    `download_model` and `import_model`.
+    the import's run, so the next command finds it without a download. With `is_foreign` a model
+    that only transformers can run is imported too. Raises like `pin_model`, `download_model` and
+    `import_model`.
     """
     if not is_on_hub(model):
         return model
@@ -40,7 +42,9 @@ def name_in_store(
                 return f"{stage}@{name}"
     log(f"importing {pinned.address} into {store.url}")
     try:
-        done = import_from_hub(store, pinned, name=name, scratch=scratch, log=log, watch=watch)
+        done = import_from_hub(
+            store, pinned, name=name, is_foreign=is_foreign, scratch=scratch, log=log, watch=watch
+        )
     except ConfigError as error:  # of a choice for which only `import` has options
         error.hint = f"{error.hint}; with nanochat import {model} --name NAME"
         raise
@@ -56,6 +60,7 @@ def import_from_hub(
     tokenizer: Path | None = None,
     step: int | None = None,
     era: str | None = None,
+    is_foreign: bool = False,
     scratch: Path,
     log: Log,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
@@ -63,13 +68,14 @@ def import_from_hub(
     """Download a model and import it; the options are those of `import_model`."""
     return import_model(
         store,
-        download_model(model, step=step, log=log),
+        download_model(model, step=step, is_foreign=is_foreign, log=log),
         name=name,
         kind=kind,
         tokenizer=tokenizer,
         step=step,
         era=era,
         origin={"address": model.address},
+        is_foreign=is_foreign,
         scratch=scratch,
         log=log,
         watch=watch,

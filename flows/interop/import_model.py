@@ -67,6 +67,7 @@ def import_model(
     step: int | None = None,
     era: str | None = None,
     origin: Facts | None = None,
+    is_foreign: bool = False,
     scratch: Path,
     log: Log,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
@@ -74,12 +75,13 @@ def import_model(
     """Import the model in the directory `path` as a run called `name`.
 
     It is in any form of `read_model`. `kind`, `tokenizer`, `step` and `era` are taken from the
-    files and the model's card where they are not given. `origin` is recorded with the model.
+    files and the model's card where they are not given. `origin` is recorded with the model. With
+    `is_foreign` a model that only transformers can run is imported too, as a base model.
     `scratch` is a directory with room for it; `watch` gets the number of bytes to upload. No code
     in the files is executed. Raises ModelError for files that are no such model, ConfigError for a
     choice that a person has to make, and StoreError.
     """
-    from nanochat_core.interop.read_model import read_model
+    from nanochat_core.interop.read_model import form_of, read_model
 
     check_name(name)
     if find_tag(store, name) is not None:  # it wins over a run's name
@@ -88,20 +90,30 @@ def import_model(
             hint="choose another name with --name",
         )
     card = read_card(path, log=log)
-    stage = KINDS[_kind_of(path, kind or card.kind)]
+    is_other = is_foreign and path.is_dir() and form_of(path) == "other"
+    stage = KINDS["base" if is_other else _kind_of(path, kind or card.kind)]
     log("reading the checkpoint")
-    found = read_model(path, step=step, era=era or card.era, tokenizer=tokenizer)
-    known = {"era": found.era, "from_step": found.step, "published": dict(card.scores) or None}
+    found = read_model(
+        path, step=step, era=era or card.era, tokenizer=tokenizer, is_foreign=is_foreign
+    )
+    known = {
+        "era": found.era,
+        "from_step": found.step,
+        "architecture": found.architecture,
+        "published": dict(card.scores) or None,
+    }
     facts = {key: value for key, value in known.items() if value is not None} | (origin or {})
     run = new_run_id(name, timestamp(time.time()))
     # A killed process cannot remove its temporary directory, which holds a whole model.
     _sweep(scratch)
     with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
-        folders = {TOKENIZER.name: Path(room, "tokenizer"), stage: Path(room, "model")}
-        for folder in folders.values():
-            folder.mkdir()
-        found.tokenizer.save(folders[TOKENIZER.name])
+        folders = {stage: Path(room, "model")}
+        folders[stage].mkdir()
         found.write(folders[stage])
+        if found.tokenizer is not None:
+            folders[TOKENIZER.name] = Path(room, "tokenizer")
+            folders[TOKENIZER.name].mkdir()
+            found.tokenizer.save(folders[TOKENIZER.name])
         identities = {made: _identify(made, folder) for made, folder in folders.items()}
         refs = [identity.ref for identity in identities.values()]
         size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())

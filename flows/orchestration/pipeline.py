@@ -39,12 +39,18 @@ def nanochat(request: RunRequest) -> Outcome:
 
 
 def run(
-    request: RunRequest, *, setup: FlowSetup | None = None, uses: Sequence[str] | None = None
+    request: RunRequest,
+    *,
+    setup: FlowSetup | None = None,
+    uses: Sequence[str] | None = None,
+    more: Sequence[Stage] = (),
+    given: Mapping[str, Manifest] | None = None,
 ) -> Outcome:
     """Plan, record and build a requested run. Inside a flow only.
 
     `setup` is of a flow that has opened itself already; `uses` are recorded in place of the names
-    of the given artifacts. Raises what `plan_run` and `run_pipeline` raise.
+    of the given artifacts. `more` stages, which no plan knows, are built too; of their inputs
+    `given` has artifacts by the stage's name. Raises what `plan_run` and `run_pipeline` raise.
     """
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
@@ -53,7 +59,8 @@ def run(
     planned = setup.plan(request)
     name = setup.wait(lambda: planned.name)
     context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)
-    setup.check_before_building(planned.plan.stages, builds=not planned.plan.up_to_date)
+    builds = bool(more) or not planned.plan.up_to_date
+    setup.check_before_building(planned.plan.stages, builds=builds)
     record = new_run(
         setup.run_id,
         name,
@@ -63,12 +70,12 @@ def run(
     )
     stages = [item.stage for item in planned.plan.stages]
     return run_pipeline(
-        stages,
+        [*stages, *more],
         context,
         setup.continued(record),
         plan=planned.plan,
         redo=stages_to_redo(stages, force=request.force, from_stage=request.from_stage),
-        pinned=planned.pinned,
+        pinned={**planned.pinned, **(given or {})},
         retries=request.retries,
     )
 

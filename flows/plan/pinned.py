@@ -108,6 +108,11 @@ def check_trained(stages: Iterable[Stage], pinned: Mapping[str, Manifest]) -> No
         given = pinned.get(stage.inputs[0].name) if stage.inputs else None
         if given is None or stage.model is None or stage.name in pinned:
             continue
+        if given.architecture is not None:
+            raise ConfigError(
+                f"{stage.name} cannot train {given.name}, a model of {given.architecture!a}",
+                hint="nanochat evals can evaluate it; models of nanochat's are trained",
+            )
         era = given.provenance.metrics.get("era", HEAD)  # only an imported model has one
         if era not in (JANUARY_5.first_day, HEAD):
             raise ConfigError(

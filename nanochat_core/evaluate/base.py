@@ -122,9 +122,9 @@ def run(job: Job) -> dict[str, Any]:
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
         write_samples(job.output / "samples.jsonl", config.prompts, texts)
         _write_losses(job, losses)
-        _write_scores(job, scores, suite, core, failed)
+        write_scores(job, scores, suite, core, failed)
     progress.step(len(SPLITS) + asked + 1, **_values(scores))
-    return metrics_of(scores) | _reasons(failed)
+    return metrics_of(scores) | reasons_of(failed)
 
 
 def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: int) -> list[str]:
@@ -199,7 +199,7 @@ def _values(scores: dict[str, Interval]) -> dict[str, float]:
     return {name: score.value for name, score in scores.items()}
 
 
-def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
+def reasons_of(failed: Mapping[str, str]) -> dict[str, str]:
     """Return failures as metrics. The first is also the reason why there is no `core`."""
     reasons = {f"{label}_failed": reason for label, reason in failed.items()}
     for label, reason in list(failed.items())[:1]:
@@ -216,13 +216,14 @@ def _write_losses(job: Job, losses: Mapping[str, npt.NDArray[np.float64]]) -> No
     write_table(job.output / "losses.parquet", rows, LOSSES)
 
 
-def _write_scores(
+def write_scores(
     job: Job,
     scores: dict[str, Interval],
     suite: CoreSuite | None,
     core: CoreScore | None,
     failed: Mapping[str, str],
 ) -> None:
+    """Write scores.json, and CORE's part of it also as examples.parquet."""
     tasks = core.tasks if core else ()
     write_table(
         job.output / "examples.parquet",

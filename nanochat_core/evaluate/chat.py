@@ -20,7 +20,8 @@ question. `suite` is the digest of the questions: only scores of the same suite 
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -53,6 +54,9 @@ FORMAT = 2
 BLOCK = 256  # examples per unit of work, independent of the number of ranks
 Record: TypeAlias = dict[str, Any]  # a row of examples.parquet
 Failed: TypeAlias = dict[str, str]  # task -> why it could not be evaluated
+Answered: TypeAlias = list[list[tuple[Conversation, str]]]  # of each example its turns
+# Answers some examples; the second argument is the most tokens of an answer.
+Ask: TypeAlias = Callable[[Sequence[Conversation], int], Answered]
 EXAMPLES = pa.schema(
     [
         ("task", pa.string()),
@@ -78,7 +82,29 @@ def run(job: Job) -> dict[str, Any]:
         Tokenizer.load(job.model_input / "tokenizer"),
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
-    records, failed = evaluate_tasks(engine, tasks, failed, config, world, progress)
+    ask = partial(answer_turns, engine)
+    records, failed = evaluate_tasks(ask, tasks, failed, config, world, progress)
+    metrics = write_scores(job, config, records, failed, world, progress)
+    if world.is_first:
+        write_samples(job.output / "samples.jsonl", config.prompts, answer_prompts(engine, config))
+    return metrics
+
+
+def write_scores(
+    job: Job,
+    config: ChatEvalConfig,
+    records: Mapping[str, list[Record]],
+    failed: Failed,
+    world: World,
+    progress: Progress,
+    *,
+    is_whole: bool = True,
+) -> dict[str, Any]:
+    """Write scores.json and examples.parquet on the first rank; return the metrics there.
+
+    Without `is_whole` only some of the questions were asked: there is no mean and no suite. Raises
+    DataError if every task failed.
+    """
     # Paths of this machine are cut out, so that equal failures give equal artifacts.
     place = f"{job.inputs['task_data']}/"
     failed = {name: reason.replace(place, "") for name, reason in failed.items()}
@@ -89,10 +115,9 @@ def run(job: Job) -> dict[str, Any]:
     if not world.is_first:
         return {}
     scores = {name: share_of_right(rows) for name, rows in records.items()}
-    chatcore = {"chatcore": chatcore_of(scores)} if scores and not failed else {}
+    chatcore = {"chatcore": chatcore_of(scores)} if scores and is_whole and not failed else {}
     rows = [row for some in records.values() for row in some]
     write_table(job.output / "examples.parquet", rows, EXAMPLES)
-    write_samples(job.output / "samples.jsonl", config.prompts, answer_prompts(engine, config))
     tree = {
         "format": FORMAT,
         "tasks": {name: _task_tree(name, rows) for name, rows in records.items()},
@@ -101,7 +126,7 @@ def run(job: Job) -> dict[str, Any]:
         "chatcore": None,
         **{name: score.value for name, score in chatcore.items()},
         "intervals": {name: [score.low, score.high] for name, score in chatcore.items()},
-        "suite": suite_digest(job, config),
+        "suite": suite_digest(job, config) if is_whole else None,
     }
     write_json(job.output / "scores.json", tree)
     reasons = {f"{name}_failed": reason for name, reason in failed.items()}
@@ -124,7 +149,7 @@ def open_tasks(job: Job, config: ChatEvalConfig) -> tuple[dict[str, Task], Faile
 
 
 def evaluate_tasks(
-    engine: Engine,
+    ask: Ask,
     tasks: Mapping[str, Task],
     failed: Failed,
     config: ChatEvalConfig,
@@ -154,7 +179,7 @@ def evaluate_tasks(
             continue
         # A failing task is recorded, not raised: other ranks wait for this one in `gather`.
         try:
-            own[name] += evaluate_block(engine, tasks[name], places, entry)
+            own[name] += evaluate_block(ask, tasks[name], places, entry)
         except DataError as error:
             failed[name] = str(error)
             continue
@@ -174,19 +199,13 @@ def evaluate_tasks(
     return records, failed
 
 
-def evaluate_block(
-    engine: Engine, task: Task, places: range, entry: EvalTaskConfig
-) -> list[Record]:
+def evaluate_block(ask: Ask, task: Task, places: range, entry: EvalTaskConfig) -> list[Record]:
     """Answer and grade some examples of a task; return their rows of examples.parquet.
 
     Raises StageError if answers cannot be graded here, DataError if a prompt is unusable.
     """
     examples = [task[i] for i in places]
-    if all("turns" in example for example in examples):
-        turns = converse(engine, examples, max_new_tokens=entry.max_new_tokens)
-    else:
-        answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
-        turns = [[pair] for pair in zip(map(prompt_of, examples), answers, strict=True)]
+    turns = ask(examples, entry.max_new_tokens)
     try:
         correct = iter(grade(task.name, [turn for of_example in turns for turn in of_example]))
     except TaskError as error:  # the data was readable, so this machine lacks something
@@ -198,7 +217,7 @@ def evaluate_block(
             {
                 "task": task.name,
                 "place": place,
-                "prompt": _in_lines(question["messages"][-1] for question, _ in of_example),
+                "prompt": _in_lines(prompt_of(asked)["messages"][-1] for asked, _ in of_example),
                 "answer": "\n".join(answer for _, answer in of_example),
                 "expected": _in_lines(example["messages"][-2 * len(of_example) + 1 :: 2]),
                 "correct": all(right for _, right in kinds),
@@ -212,10 +231,16 @@ def _in_lines(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(text_of(message["content"]) for message in messages)
 
 
-def _answers(engine: Engine, examples: Sequence[Conversation], *, max_new_tokens: int) -> list[str]:
+def answer_turns(engine: Engine, examples: Sequence[Conversation], max_new_tokens: int) -> Answered:
+    """Return each example's questions with the model's answers: one, or one a turn."""
+    if all("turns" in example for example in examples):
+        return converse(engine, examples, max_new_tokens=max_new_tokens)
     if all(map(has_letters, examples)):
-        return likeliest_letters(engine.model, engine.tokenizer, examples)
-    return greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
+        answers = likeliest_letters(engine.model, engine.tokenizer, examples)
+    else:
+        answers = greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
+    # Whole examples: the grader of lettered choices reads the right letter from the last message.
+    return [[pair] for pair in zip(examples, answers, strict=True)]
 
 
 def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[str]:

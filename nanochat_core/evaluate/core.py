@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.errors import DataError
-from nanochat_core.evaluate.core_questions import Question, make_question
+from nanochat_core.evaluate.core_questions import Encoder, Question, make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreSuite, CoreTask
 from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
 from nanochat_core.model.gpt import GPT
@@ -71,8 +71,27 @@ def core_metric(
     world: World,
     log: Callable[[int], None] = lambda done: None,
 ) -> CoreScore:
-    """Evaluate `model`, in evaluation mode. All ranks share the work and return the same.
+    """Evaluate `model`, in evaluation mode: see `core_of`."""
 
+    def ask(questions: Sequence[Question], greedy: bool) -> list[int]:
+        return answer(model, questions, greedy=greedy)
+
+    device = model.lm_head.weight.device
+    return core_of(ask, tokenizer, suite, device=device, world=world, log=log)
+
+
+def core_of(
+    ask: Callable[[Sequence[Question], bool], list[int]],
+    tokenizer: Encoder,
+    suite: CoreSuite,
+    *,
+    device: torch.device,
+    world: World,
+    log: Callable[[int], None],
+) -> CoreScore:
+    """Evaluate a model on `device`. All ranks share the work and return the same.
+
+    `ask` returns the answers to some questions, as `answer`, whose `greedy` is its second argument.
     `log` gets the number of examples done, an estimate with several ranks. A task fails
     if one of its examples has no tokens to score.
     """
@@ -100,12 +119,15 @@ def core_metric(
         if isinstance(questions, DataError):
             failed.setdefault(suite.tasks[number].label, (places.start, str(questions)))
             continue
-        found = answer(model, questions, greedy=suite.tasks[number].kind not in OPTIONS)
+        try:
+            found = ask(questions, suite.tasks[number].kind not in OPTIONS)
+        except DataError as error:
+            failed.setdefault(suite.tasks[number].label, (places.start, str(error)))
+            continue
         start = int(firsts[number]) + places.start
         answers[start : start + len(places)] = torch.tensor(found)
         done += len(places) * world.size
         log(min(done, len(answers)))
-    device = model.lm_head.weight.device
     # Over the model's device, as NCCL sums no CPU tensors.
     everyone = world.sum(answers.to(device)).tolist()
     reasons = {**suite.failed, **_first_reasons(world.gather(failed))}

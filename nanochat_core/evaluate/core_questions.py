@@ -13,15 +13,27 @@ If a task has fewer other examples than shots, all of them are the shots (nanoch
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
 from nanochat_core.model.trees import Tree
-from nanochat_core.tokenizer.bpe import Tokenizer
 
 SHOT_SEED = 1234  # nanochat's; added to an example's index, it seeds the choice of its shots
 BETWEEN = "\n\n"  # after a shot
+
+
+class Encoder(Protocol):
+    """What builds tokens of text: our tokenizer, or that of another model."""
+
+    @property
+    def bos(self) -> int:
+        """The id that begins every text."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text without special tokens."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +47,7 @@ class Question:
     gold: int  # the right option; 0 if there is only one
 
 
-def make_question(task: CoreTask, place: int, tokenizer: Tokenizer) -> Question:
+def make_question(task: CoreTask, place: int, tokenizer: Encoder) -> Question:
     """Return the example at `place` of a task. Raises DataError if a continuation has no tokens."""
     shots, tails = render(task, place)
     sequences = encode(tokenizer, shots, tails)
@@ -87,7 +99,7 @@ def _texts(task: CoreTask, item: Mapping[str, Any]) -> list[str]:
     return [f"{str(item['context']).strip()}{after}"]
 
 
-def encode(tokenizer: Tokenizer, shots: str, tails: Sequence[str]) -> list[list[int]]:
+def encode(tokenizer: Encoder, shots: str, tails: Sequence[str]) -> list[list[int]]:
     """Return the ids of <|bos|> and of `shots` + tail for each of `tails`, encoded as one text."""
     # The shots end in line breaks. Before a visible character these end a piece of the split
     # pattern, which no token crosses, so the shots are encoded only once. The first text checks it.

@@ -23,11 +23,10 @@ _ADDRESS = re.compile(
     r"hf://(?P<repository>[\w.-]+/[\w.-]+?)(/(?P<folder>[\w./-]+?))?/?(@(?P<revision>[\w./-]+))?"
 )
 _NANOCHAT = re.compile(r"model_(\d{1,9})\.pt")
-# What `read_model` reads of each form, and transformers of another architecture.
+# What `read_model` reads of each form of ours.
 _WANTED = {
     "hf": ("config.json", "model.safetensors", "tokenizer.json"),
     "safetensors": ("config.json", "model.safetensors", "tokenizer/*"),
-    "other": ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"),
 }
 _MAX_SHOWN = 4
 
@@ -77,7 +76,7 @@ def download_model(
     transformers can run the weights are downloaded with `is_foreign` alone: else it is a
     ModelError. So are a repository without a model, and one with several and no folder given.
     """
-    from nanochat_core.interop.read_model import foreign, form_of
+    from nanochat_core.interop.read_model import FOREIGN_FILES, foreign, form_of
 
     files = list_files(model.repository, model.commit, ["*"], kind="model")[1]
     folder = _choose_folder(model, [PurePosixPath(file.path) for file in files])
@@ -103,7 +102,8 @@ def download_model(
     form = form_of(directory)
     if form == "other" and not is_foreign:
         raise foreign(directory, name=model.address)
-    return get(*_WANTED[form], "README.md")
+    wanted = FOREIGN_FILES if form == "other" else _WANTED[form]
+    return get(*wanted, "README.md")
 
 
 def _choose_folder(model: HubModel, paths: Iterable[PurePosixPath]) -> str:

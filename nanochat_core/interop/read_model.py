@@ -3,7 +3,7 @@
     nanochat      model_*.pt, meta_*.json and tokenizer.pkl, of any era
     hf            config.json, model.safetensors and tokenizer.json, as for transformers
     safetensors   a model directory of ours
-    other         a model of transformers that is not nanochat's; it is recognised, not read
+    other         a model of transformers that is not nanochat's, for evaluation only
 
 Nothing in the files is executed. Names, shapes, dtypes and values are validated.
 """
@@ -24,6 +24,7 @@ from nanochat_core.model.checkpoint import load_model
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 Form: TypeAlias = Literal["nanochat", "hf", "safetensors", "other"]
+FOREIGN_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # of form other
 MODEL_FILES = ("config.json", "model.safetensors")  # of a model directory, beside tokenizer/
 
 
@@ -31,16 +32,22 @@ MODEL_FILES = ("config.json", "model.safetensors")  # of a model directory, besi
 class ReadModel:
     """A model that was read and validated."""
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None  # None: it is transformers' own
     era: str | None  # of nanochat; None: no version of nanochat computes this model
     step: int | None  # None: the files do not record it
     write: Callable[[Path], None]  # writes a model directory without optimizer state
+    architecture: str | None = None  # of transformers; None: nanochat's
 
 
 def read_model(
-    path: Path, *, step: int | None, era: str | None, tokenizer: Path | None
+    path: Path,
+    *,
+    step: int | None,
+    era: str | None,
+    tokenizer: Path | None,
+    is_foreign: bool = False,
 ) -> ReadModel:
-    """Read the model in the directory `path`.
+    """Read the model in the directory `path`; one of form other only with `is_foreign`.
 
     `step`, `era` and `tokenizer` choose among what nanochat's files leave open; see
     `nanochat_files`. Raises ModelError for files that are no such model, ConfigError for a choice
@@ -57,8 +64,16 @@ def read_model(
             step=None,
             write=lambda to: nanochat_files.write_model(to, checkpoint, words),
         )
-    if form == "other":
+    if form == "other" and not is_foreign:
         raise foreign(path)
+    if form == "other":
+        return ReadModel(
+            tokenizer=None,
+            era=None,
+            step=None,
+            write=lambda to: _copy_foreign(path, to),
+            architecture=_architecture(path),
+        )
     model = load_model(path, torch.device("cpu"))
     words = Tokenizer.load(path / "tokenizer")
     words.check_model(model.config.vocab_size)
@@ -85,11 +100,22 @@ def form_of(path: Path) -> Form:
 
 def foreign(path: Path, *, name: str | None = None) -> ModelError:
     """Return the error for a model called `name` that only transformers can run."""
-    found = str(_read_config(path / "config.json").get("model_type"))[:40]
     return ModelError(
-        f"{name or path} is a model of architecture {found!a}, which only transformers can run",
+        f"{name or path} is a model of architecture {_architecture(path)!a}, which only "
+        "transformers can run",
         hint="nanochat evals can evaluate it, with the questions of a profile: --profile d12",
     )
+
+
+def _architecture(path: Path) -> str:
+    return str(_read_config(path / "config.json").get("model_type"))[:40]
+
+
+def _copy_foreign(path: Path, to: Path) -> None:
+    """Copy the files of a transformers model; code that came with it is left behind."""
+    for file in sorted(path.iterdir()):
+        if file.is_file() and any(file.match(pattern) for pattern in FOREIGN_FILES):
+            shutil.copyfile(file, to / file.name)
 
 
 def copy_model(path: Path, to: Path) -> None:

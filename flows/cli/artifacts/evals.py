@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 
+from flows.cli.models import name_in_store
 from flows.cli.options import (
     CHANGES,
     AsJson,
@@ -41,7 +42,10 @@ class EvalOptions(EvalRequest, PlacementOptions):
     """The suite, the rule for what counts as worse, and where."""
 
     def open(self, model: str) -> Suite:
-        """Return the suite. Raises ConfigError for wrong options before anything is started."""
+        """Return the suite of a model in the store.
+
+        Raises ConfigError for wrong options before anything is started.
+        """
         request = EvalRequest(model=model, **self.parameters())
         suite = open_suite(request, self.open_store(), warn=print_warning)
         if self.pool is not None:
@@ -95,6 +99,7 @@ def evals(
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
+    model = name_in_store(options, options.open_store(), model, is_foreign=True)
     if not schedule:
         return _run(model, options)
     return _schedule(model, cron or NIGHTLY, timezone or "UTC", pause, options)

@@ -1,0 +1,114 @@
+"""`nanochat evals` of a model of transformers: in the store, evaluated, and next to others."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from flows.artifacts.names import open_artifact
+from flows.cli.app import main
+from infra.prefect.records import Server
+from infra.storage.base import Store
+from tests.support.nanochat_core.data.hub_server import talking_to_hub
+from tests.support.nanochat_core.data.web_server import WebServer
+from tests.support.nanochat_core.evaluate.core_reference import write_bundle
+from tests.support.nanochat_core.evaluate.gpt2 import write_gpt2
+
+pytestmark = [pytest.mark.prefect, pytest.mark.torch]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gpt2(tmp_path_factory.mktemp("models") / "gpt2", window=256)
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[str]:
+    """The setting that asks the questions of a bundle on a server."""
+    write_bundle(tmp_path / "bundle")
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for path in sorted((tmp_path / "bundle").rglob("*")):
+            archive.write(path, f"eval_bundle/{path.relative_to(tmp_path / 'bundle')}")
+    with WebServer(data.getvalue()) as web:
+        yield f"task_data.core_bundle={web.url}"
+
+
+def failed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert main(words) == 1
+    *_, error, hint = capsys.readouterr().err.splitlines()
+    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+def test_it_is_evaluated_once_and_compared(
+    gpt2: Path,
+    core: str,
+    store: Store,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+    other = tmp_path / "other"
+    shutil.copytree(gpt2, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    for model in (gpt2, other):
+        assert main(["evals", str(model), "--profile", "tiny", "--set", core]) == 0
+        name = f"pretrain@local-{model.name}"
+        assert f"{name}: core " in capsys.readouterr().out
+        assert open_artifact(store, name).architecture == "gpt2"
+    assert main(["evals", str(gpt2), "--profile", "tiny", "--set", core]) == 0
+    assert " cached, in " in capsys.readouterr().out
+    evaluation = open_artifact(store, "base_eval@eval-local-gpt2")
+    assert evaluation.inputs["pretrain"].fingerprint == (
+        open_artifact(store, "pretrain@local-gpt2").fingerprint
+    )
+    assert main(["compare", "eval-local-gpt2", "eval-local-other", "--json"]) == 0
+    stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+    [score] = [s for s in stages["base_eval"]["scores"] if s["metric"] == "core"]
+    first, second = score["of"]
+    assert first["low"] < first["value"] < first["high"]
+    # Paired: the interval of the difference is that of the same questions.
+    assert second["delta"]["low"] <= second["delta"]["value"] <= second["delta"]["high"]
+    assert stages["base_eval"]["not_paired"] == [None, None]
+    # No other command takes it for a model of ours.
+    message, hint = failed(capsys, "chat", "pretrain@local-gpt2")
+    assert message.endswith("is a model of architecture 'gpt2', which only transformers can run")
+    assert hint.startswith("nanochat evals can evaluate it")
+    words = ("plan", "tiny", "--use", "pretrain@local-gpt2", "--until", "midtrain")
+    assert "midtrain cannot train pretrain/" in failed(capsys, *words)[0]
+
+
+def test_mistakes_are_one_line_before_anything_is_started(
+    gpt2: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = str(gpt2)
+    assert "has no questions of its own" in failed(capsys, "evals", path)[0]
+    tiny = (path, "--profile", "tiny")
+    assert "asks neither CORE nor" in failed(capsys, "evals", *tiny)[0]
+    bundle = ("--set", "task_data.core_bundle=http://127.0.0.1:9/x.zip")
+    message, _ = failed(capsys, "evals", *tiny, *bundle, "--metric", "val_bpb")
+    assert message == "pretrain@local-gpt2 is not measured by 'val_bpb'"
+    assert "no pool evaluates it" in failed(capsys, "evals", *tiny, *bundle, "--pool", "gpu")[0]
+    words = ("evals", *tiny, *bundle, "--set", "pretrain.num_steps=1")
+    assert "does not change how a model is evaluated" in failed(capsys, *words)[0]
+    assert "there is no directory" in failed(capsys, "evals", f"{path}x", "--profile", "d12")[0]
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
+        hub.add("me/gpt2", {p.name: p.read_bytes() for p in gpt2.iterdir()}, kind="model")
+        assert "has no questions of its own" in failed(capsys, "evals", "hf://me/gpt2")[0]
+        assert hub.downloads("model.safetensors")
+        before = len(hub.downloads())
+        assert "only transformers can run" in failed(capsys, "chat", "hf://me/gpt2")[0]
+        assert len(hub.downloads()) == before

@@ -1,0 +1,161 @@
+"""A model of transformers answers CORE and lettered choices; a small random GPT-2 stands for all.
+
+That its answers to CORE are a straight reading's and nanochat's: tests/integration/bench.
+"""
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from nanochat_core.config import BaseEvalConfig, ChatEvalConfig, EvalTaskConfig
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.evaluate import foreign
+from nanochat_core.evaluate.foreign import open_foreign
+from nanochat_core.job import Job, write_json
+from tasks.kinds import multiple_choice
+from tests.support.nanochat_core.evaluate.core_reference import write_bundle
+from tests.support.nanochat_core.evaluate.gpt2 import BOS, write_gpt2
+from tests.support.small_job import small_job
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(
+        not importlib.util.find_spec("transformers"), reason="transformers is not installed"
+    ),
+]
+WINDOW = 512
+CPU = torch.device("cpu")
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+TEMPLATES = (None, TEMPLATE)
+
+
+@pytest.fixture(scope="module", params=TEMPLATES, ids=["plain", "template"])
+def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gpt2(tmp_path_factory.mktemp("gpt2"), window=WINDOW, template=request.param)
+
+
+def question(number: int, letters: str = "ABCD") -> dict[str, Any]:
+    choices = [f"{number * i} things" for i in range(len(letters))]
+    return multiple_choice.make_conversation(
+        f"What is {number}?", list(letters), choices, letters[number % len(letters)]
+    )
+
+
+@pytest.fixture
+def make(weights: Path, tmp_path: Path) -> Callable[..., Job]:
+    """make(section, questions): the job of one evaluation."""
+
+    def make(section: str, questions: list[dict[str, Any]]) -> Job:
+        data = tmp_path / "data"
+        (data / "arc_easy").mkdir(parents=True)
+        lines = [json.dumps(question) + "\n" for question in questions]
+        (data / "arc_easy" / "test.jsonl").write_text("".join(lines))
+        write_bundle(data / "core")
+        tasks = tuple(
+            EvalTaskConfig(name=name, max_examples=99, max_new_tokens=8)
+            for name in ("arc_easy", "gsm8k")
+        )
+        sections = {
+            "chat_eval": ChatEvalConfig(tasks=tasks, prompts=()),
+            "base_eval": BaseEvalConfig(eval_tokens=1, prompts=(), max_new_tokens=1),
+        }
+        job = small_job(
+            tmp_path / "job",
+            stage=section,
+            config={section: sections[section].tree()},
+            inputs={"pretrain": weights, "task_data": data},
+        )
+        job.output.mkdir(parents=True)
+        return job
+
+    return make
+
+
+def test_choices_are_answered_by_the_likeliest_letter(
+    make: Callable[..., Job], weights: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # Pairs of letters: to this model a letter is as likely after one text as after another.
+    rng = random.Random(3)
+    questions = [question(i, "".join(rng.sample("ABCD", 2))) for i in range(30)]
+    job = make("chat_eval", questions)
+    metrics = foreign.run(job)
+    rows = pq.read_table(job.output / "examples.parquet").to_pylist()
+    model = AutoModelForCausalLM.from_pretrained(weights).eval()
+    words = AutoTokenizer.from_pretrained(weights)
+    expected = []
+    for each in questions:
+        text = each["messages"][0]["content"]
+        if words.chat_template:
+            ids, before = words.encode(f"<user>{text}<assistant>"), ""
+        else:
+            ids, before = [BOS, *words.encode(f"{text}\nAnswer:")], " "
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        letters = [words.encode(f"{before}{letter}")[-1] for letter in each["letters"]]
+        expected.append(each["letters"][int(logits[letters].argmax())])
+    assert [row["answer"] for row in rows] == expected
+    assert len(set(expected)) > 2
+    right = [row["answer"] == row["expected"] for row in rows]
+    assert [row["correct"] for row in rows] == right
+    assert metrics["arc_easy"] == sum(right) / 30
+    assert metrics["arc_easy_low"] < metrics["arc_easy"] < metrics["arc_easy_high"]
+    scores = json.loads((job.output / "scores.json").read_text())
+    # Only lettered questions were asked: no mean, and no suite that could be taken for ours.
+    assert (scores["chatcore"], scores["suite"], [*scores["tasks"]]) == (None, None, ["arc_easy"])
+    assert {name for name in metrics if "core" in name} == set()
+
+
+def test_letters_that_are_not_one_token_fail_the_task(make: Callable[..., Job]) -> None:
+    job = make("chat_eval", [question(1, "AÄ")])
+    with pytest.raises(DataError, match="a letter of A, Ä is not one token after a question"):
+        foreign.run(job)
+
+
+def test_core_leaves_what_ours_leaves(make: Callable[..., Job]) -> None:
+    job = make("base_eval", [question(1)])
+    metrics = foreign.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    rows = pq.read_table(job.output / "examples.parquet").to_pylist()
+    assert scores["core"] == metrics["core"]
+    assert scores["intervals"]["core"] == [metrics["core_low"], metrics["core_high"]]
+    assert scores["failed"] == {}
+    assert len(scores["suite"]) == 64
+    assert sum(task["total"] for task in scores["tasks"].values()) == len(rows)
+
+
+def test_without_the_package_there_is_one_line(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="transformers is not installed") as caught:
+        open_foreign(weights, CPU)
+    assert caught.value.hint == "install it: pip install 'transformers>=5.0'"
+
+
+def test_code_of_a_model_is_not_executed_and_damage_is_one_line(
+    weights: Path, tmp_path: Path
+) -> None:
+    marker = tmp_path / "executed"
+    (tmp_path / "code.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    config = {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "code.Model"}}
+    config["auto_map"]["AutoConfig"] = "code.Config"
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(ModelError, match="transformers cannot load") as caught:
+        open_foreign(tmp_path, CPU)
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((weights / name).read_bytes())
+    data = (weights / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match="transformers cannot load"):
+        open_foreign(tmp_path, CPU)
