@@ -4,7 +4,6 @@ import pytest
 
 from flows.artifacts.runs import point
 from flows.overrides import changed_settings, default_name, name_of, open_name, settings_reach
-from flows.profiles import open_profile
 from flows.run_request import RunRequest
 from flows.stages import REPORT, SFT, STAGES
 from infra.storage.local import LocalStore
@@ -86,54 +85,21 @@ def test_a_default_name_that_is_a_tag_is_refused(tmp_path):
     assert open_name(store, RunRequest(depth=4, run_name="mine")) == "mine"
 
 
-TINY = open_profile("tiny").run
+def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(transcript):
+    def reaches(*overrides, profile="tiny", depth=None):
+        request = RunRequest(profile=profile, depth=depth, overrides=overrides)
+        found = settings_reach(request, (*REPORT.inputs, REPORT))
+        words = f"{profile} {' '.join(overrides)} --depth {depth}"
+        transcript.check(words, "\n".join(map(str, found)))
 
-
-def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str]:
-    request = RunRequest(profile=profile, depth=depth, overrides=overrides)
-    return [str(found) for found in settings_reach(request, (*REPORT.inputs, REPORT))]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ((), []),
-        (("pretrain.num_steps=50",), []),  # the profile's own value
-        (("sft.num_epochs=2",), ["sft.num_epochs 1 -> 2: changes sft and 4 after"]),
-        (
-            ("rl.num_steps=7", "pretrain.num_steps=9"),
-            [
-                "pretrain.num_steps 50 -> 9: changes pretrain and 8 after",
-                f"rl.num_steps {TINY.rl.num_steps} -> 7: changes rl and 2 after",
-            ],
-        ),
-        (
-            ("seed=7",),
-            [
-                "seed 42 -> 7: changes shards, task_data, pretrain, midtrain, sft, rl and 8 after",
-            ],
-        ),
-        (
-            ('base_eval.prompts=["Once"]',),
-            [
-                'base_eval.prompts ["Return a list of", "The default val... -> ["Once"]: changes '
-                "base_eval and 1 after"
-            ],
-        ),
-    ],
-)
-def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(overrides, expected):
-    assert reached("tiny", *overrides) == expected
-
-
-def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth():
-    depth = "model.depth 3 -> 5: changes pretrain and 8 after"
-    assert reached("tiny", depth=5) == [depth]
-    assert reached("tiny", depth=3) == []
-    sft = "sft.num_epochs 1 -> 2: changes sft and 4 after"
-    assert reached("tiny", "sft.num_epochs=2", depth=5) == [depth, sft]
-    first = reached("d12", depth=14)[0]
-    assert first == "model.depth 12 -> 14: changes shards, pretrain, midtrain, sft, rl and 8 after"
+    reaches()
+    reaches("pretrain.num_steps=50")  # the profile's own value
+    reaches("rl.num_steps=7", "pretrain.num_steps=9")
+    reaches("seed=7")
+    reaches('base_eval.prompts=["Once"]')
+    for depth in (3, 5):
+        reaches("sft.num_epochs=2", depth=depth)  # compared at that depth
+    reaches(profile="d12", depth=14)
 
 
 def test_stages_that_a_run_does_not_have_are_not_named():
