@@ -7,7 +7,7 @@ from flows.gc.collect import Collected, CollectionPlan, collect, make_claim, pla
 from flows.gc.reach import Rules
 from flows.identity.manifest import Manifest
 from flows.leases import held_lease
-from tests.support.flows.shelf import make_manifest, put_artifact
+from tests.support.flows.shelf import make_manifest, put_artifact, put_whole
 from tests.support.reliability.memory_store import DAY, MemoryStore
 
 RULES = Rules(keep=30 * DAY, grace=DAY)
@@ -43,13 +43,6 @@ def gc_until_clean(store: MemoryStore) -> None:
 def make(store: MemoryStore, stage: str = "rows", seed: int = 1, **options: Any) -> Manifest:
     """An artifact that differs from others by its seed."""
     return put_whole(store, make_manifest(stage, config={"seed": seed}, **options))
-
-
-def put_whole(store: MemoryStore, manifest: Manifest) -> Manifest:
-    """An artifact with its files."""
-    for file in (*manifest.files, *manifest.logs):
-        store.put(file.key, b"x" * file.size)
-    return put_artifact(store, manifest)
 
 
 def make_grown(store: MemoryStore, old: Manifest) -> Manifest:

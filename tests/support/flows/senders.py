@@ -10,7 +10,7 @@ from flows.interop.push import Pushed, Watch, choose, push
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from tests.support.flows.rows import GIGABYTE, publish_files
-from tests.support.flows.shelf import put_artifact, put_run
+from tests.support.flows.shelf import put_run
 from tests.support.flows.stores import CountingStore
 from tests.support.infra.storage.owners import path_of
 
@@ -72,13 +72,6 @@ def check_same(source: Store, target: Store, manifest: Manifest, cache: Path) ->
         for store in (source, target)
     )
     assert here == there != []
-
-
-def put_whole(store: Store, manifest: Manifest) -> Manifest:
-    """An artifact of `make_manifest`, with its files."""
-    for file in (*manifest.files, *manifest.logs):
-        store.put(file.key, b"x" if file.path == "data" else b"{}")
-    return put_artifact(store, manifest)
 
 
 def make_run(source: LocalStore, directory: Path) -> tuple[Manifest, Manifest]:

@@ -9,14 +9,8 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from tests.support.flows.stores import DyingStore
 from tests.support.flows.waiting import wait_until
-from tests.unit.flows.artifacts.test_cache_room import (
-    cache,
-    cached,
-    manifest,
-    names,
-    publish_block,
-    store,
-)
+from tests.unit.flows.artifacts.conftest import cache, manifest, store
+from tests.unit.flows.artifacts.test_cache_room import cached, names, publish_block
 
 REPOSITORY = Path(__file__).parents[4]
 __all__ = ["cache", "manifest", "store"]

@@ -1,12 +1,34 @@
-"""Two stores: a run in one of them, and nothing yet in the other."""
+"""A store and a cache; two stores, with a run in one of them and nothing yet in the other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from flows.artifacts.cache import Cache
 from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
+from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.senders import Sink, make_run
+from tests.support.flows.stores import CountingStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    """An empty store, which counts what is fetched from it."""
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
+
+
+@pytest.fixture
+def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
+    """An artifact in that store."""
+    return publish_rows(store, tmp_path).manifest
 
 
 @pytest.fixture

@@ -1,42 +1,25 @@
 """Publishing: whole or absent, the first one wins, without its lease a process does nothing."""
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pytest
 
-from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish
+from flows.artifacts.cache import fetch
+from flows.artifacts.publish import Published, find_manifest, newest_manifests
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 from tests.support.flows.rows import (
-    GIGABYTE,
     PROVENANCE,
     ROWS,
     identity_of,
-    no_fence,
+    publish_output,
     publish_rows,
     write_output,
 )
-
-T = TypeVar("T")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        yield cache
 
 
 def test_what_was_published_is_found_and_fetched(store, tmp_path, cache):
@@ -82,9 +65,7 @@ def test_a_second_one_with_other_contents_is_adopted_and_recorded(store, tmp_pat
     assert second.divergence is not None
     recorded = Manifest.from_json(store.get(second.divergence), where="")
     assert recorded.digest != first.manifest.digest
-    directory = fetch(
-        store, recorded, Cache(tmp_path / "cache", GIGABYTE)
-    )  # its bytes are there to be compared
+    directory = fetch(store, recorded, cache)  # its bytes are there to be compared
     assert (directory / "files" / "train.rows").read_bytes() == b"other!"
 
 
@@ -141,41 +122,26 @@ def test_asked_for_again_with_the_same_bytes_is_no_divergence(store, tmp_path):
 def test_a_stage_that_left_nothing_publishes_nothing(store, tmp_path):
     (tmp_path / "output").mkdir()
     with pytest.raises(ArtifactError, match="left no files"):
-        publish(
-            store,
-            ROWS,
-            tmp_path / "output",
-            logs=[],
-            inputs={},
-            provenance=PROVENANCE,
-            check_lease=no_fence,
-        )
+        publish_output(store, tmp_path / "output")
 
 
 def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(store, tmp_path):
     output = write_output(tmp_path)
     (output / "link").symlink_to("/etc/passwd")
     with pytest.raises(ArtifactError, match="not a plain file"):
-        publish(
-            store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, check_lease=no_fence
-        )
+        publish_output(store, output)
     (output / "link").unlink()
     (output / "with space").write_text("")
     with pytest.raises(StoreError, match="with space"):
-        publish(
-            store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, check_lease=no_fence
-        )
+        publish_output(store, output)
     assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_old_artifacts_are_listed_newest_first(store, tmp_path):
     for day in (3, 1, 2):
-        output = write_output(tmp_path)
         provenance = dataclasses.replace(PROVENANCE, created=f"2026-11-0{day}T00:00:00Z")
         identity = identity_of("rows", seed=day)
-        publish(
-            store, identity, output, logs=[], inputs={}, provenance=provenance, check_lease=no_fence
-        )
+        publish_output(store, write_output(tmp_path), identity=identity, provenance=provenance)
     seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
     assert seeds == [{"seed": 3}, {"seed": 2}]
     assert list(newest_manifests(store, "pretrain", 2)) == []

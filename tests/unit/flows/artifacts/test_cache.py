@@ -9,9 +9,7 @@ from flows.artifacts.cache import Cache, fetch
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.stores import DyingStore
-from tests.unit.flows.artifacts.test_cache_room import cache, manifest, names, store
-
-__all__ = ["cache", "manifest", "store"]
+from tests.unit.flows.artifacts.test_cache_room import names
 
 
 def test_a_whole_copy_needs_no_store(store, cache, manifest):

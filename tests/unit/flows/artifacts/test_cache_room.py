@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,9 @@ from flows.leases import file_lock
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from tests.support.flows.rows import GIGABYTE, identity_of, publish_rows
-from tests.support.flows.stores import CountingStore
 from tests.support.infra.storage.owners import own_as_user
 
 BLOCK = 4096  # bytes; what a small file takes on the disk
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CountingStore:
-    return CountingStore(tmp_path / "store")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        yield cache
-
-
-@pytest.fixture
-def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
-    return publish_rows(store, tmp_path).manifest
 
 
 def names(directory: Path) -> list[str]:

@@ -59,11 +59,6 @@ def send_one(store: LocalStore, job: Job, step: int, *, epoch: int = 1) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def here(tmp_path: Path) -> Job:
     return make_job(tmp_path / "here")
 

@@ -19,11 +19,6 @@ FILES = {"config.json": b"{}", "tokenizer/a.json": b"[1]", "tokenizer/b/c.bin": 
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CountingStore:
-    return CountingStore(tmp_path / "store")
-
-
-@pytest.fixture
 def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
     return publish_files(store, "sft", FILES, tmp_path)
 

@@ -12,8 +12,8 @@ from flows.interop.push import choose
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.senders import put_whole, send
-from tests.support.flows.shelf import make_manifest, put_run
+from tests.support.flows.senders import send
+from tests.support.flows.shelf import make_manifest, put_run, put_whole
 
 
 @pytest.fixture

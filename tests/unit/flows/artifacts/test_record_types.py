@@ -17,8 +17,11 @@ from flows.identity.records import decode_record, encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
+from tests.support.flows.fixtures import store  # that of the default home
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run
 from tests.support.infra.storage.owners import path_of
+
+__all__ = ["store"]
 
 
 @pytest.fixture

@@ -44,11 +44,6 @@ RUN = Run(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
 def run_id(name: str, second: int) -> str:
     """As a real run has one, so long after the epoch."""
     return f"{name}-{timestamp(second).lower().replace('-', '').replace(':', '')}-0a1b"

@@ -27,9 +27,6 @@ from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.stores import NoisyStore
 from tests.support.infra.storage.owners import own_as_user
-from tests.unit.flows.artifacts.test_cache_room import cache, store
-
-__all__ = ["cache", "store"]
 
 DAMAGE = ["bit", "truncated", "longer", "gone"]
 

@@ -13,15 +13,12 @@ from flows.cli.app import main
 from flows.gc.collect import FORMAT, MARK, make_claim
 from flows.identity.records import encode_record, find_document
 from flows.leases import held_lease
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import make_manifest, put_run, put_whole
 
 
 def put_old(store, seed, *, days=3.0):
     """Put an artifact that was written some days ago."""
-    manifest = make_manifest("rows", config={"seed": seed})
-    for file in (*manifest.files, *manifest.logs):
-        store.put(file.key, b"x" * file.size)
-    put_artifact(store, manifest)
+    manifest = put_whole(store, make_manifest("rows", config={"seed": seed}))
     age(store, days=days)
     return manifest
 

@@ -10,7 +10,7 @@ from flows.cli.progress import QUIET_BYTES, describe_transfer, show_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from tests.support.flows.rows import publish_files
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run, put_whole
 
 FILES = {"config.json": b"{}", "tokenizer/a.json": b"[]"}
 REVOKED = {"why": "wrong data", "who": "me", "when": "2026-11-21T06:00:00Z"}
@@ -121,10 +121,7 @@ def test_push_sends_a_run_and_prints_what_it_was(sft, store, tmp_path, terminal,
 
 def test_push_warns_of_each_revoked_artifact_that_something_was_made_from(store, terminal, to):
     rows = put_artifact(store, make_manifest("rows"))
-    sft = make_manifest("sft", inputs={"rows": rows})
-    for file in (*sft.files, *sft.logs):
-        store.put(file.key, b"x" if file.path == "data" else b"{}")
-    put_run(store, "tiny-1", put_artifact(store, sft))
+    put_run(store, "tiny-1", put_whole(store, make_manifest("sft", inputs={"rows": rows})))
     revoke(store, rows, **REVOKED)
     terminal.shows("push", "tiny", "--to", to)
 

@@ -21,9 +21,8 @@ from tests.support.flows.rubbish import (
     make,
     make_grown,
     place,
-    put_whole,
 )
-from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
+from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run, put_whole
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
 
 
