@@ -9,13 +9,15 @@ TEST_ENV := NO_COLOR=1 PYTHONDONTWRITEBYTECODE=
 POLICIES := tests/unit/architecture tests/integration/architecture
 
 GPUS := $(wildcard /dev/nvidia[0-9]*)
+# Whose interpreters `make release` tries.
+PYTHONS ?= $(PYTHON)
 # The package index of torch, if another one than pip's.
 TORCH_INDEX ?=
 
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup torch demo check fix test fast docs gpu campaign s3 lock sbom clean
+.PHONY: help setup torch demo check fix test fast docs gpu campaign s3 lock release sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
@@ -31,6 +33,8 @@ help:
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
 	@echo "make fix     format, fix lint, regenerate docs/reference"
 	@echo "make lock    write requirements.lock again: every version's hashes, from constraints.txt"
+	@echo "make release  wheel and sdist in build/release, checked, installed and run; PYTHONS=\"python3.11"
+	@echo "             python3.12\" tries several interpreters"
 	@echo "make sbom    write build/sbom.json, a CycloneDX bill of materials of requirements.lock"
 	@echo "make clean   remove the .venv and caches (artifacts stay where they are)"
 
@@ -119,6 +123,23 @@ lock: setup
 		--no-annotate --no-header --no-emit-index-url --constraint constraints.txt \
 		--extra dev $(OF_TORCH:%=--no-emit-package %) \
 		--output-file requirements.lock pyproject.toml
+
+# A release as a user meets it: wheel and sdist, whose page is checked, and for each interpreter a
+# clean environment with the wheel, in which the smallest pipeline runs.
+release: setup
+	rm -rf build/release
+	$(BIN)/uv build --quiet --python $(BIN)/python --out-dir build/release
+	$(BIN)/uv tool run twine check --strict build/release/*.whl build/release/*.tar.gz
+	@for python in $(PYTHONS); do set -ex; \
+		$$python -m venv build/release/$$python; \
+		build/release/$$python/bin/pip install --quiet -c constraints.txt build/release/*.whl; \
+		build/release/$$python/bin/pip check; \
+		cd build/release/$$python; \
+		NANOCHAT_HOME=$$PWD/home bin/nanochat run tiny --depth 1; \
+		NANOCHAT_HOME=$$PWD/home bin/nanochat down; \
+		cd $(CURDIR); \
+	done
+	ls -l build/release/*.whl build/release/*.tar.gz
 
 sbom: setup
 	$(PYTHON) -m venv build/sbom-tool
