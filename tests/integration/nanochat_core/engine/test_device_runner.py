@@ -1,15 +1,13 @@
 """Steps whose state is on the device draw what steps that the host steers draw."""
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput
+from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.cuda_graphs import bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
@@ -37,13 +35,7 @@ ALL_PARAMS = [
 ]
 
 
-def answers(
-    kind: Callable[..., TorchRunner],
-    model,
-    all_params: list[SamplingParams],
-    *,
-    num_log_probs: int | None = None,
-) -> list[DecodeOutput]:
+def answers(kind, model, all_params):
     """Ragged prompts, scattered pages, calls of several steps, limits that are met on the way."""
     runner = kind(
         model,
@@ -58,13 +50,13 @@ def answers(
     )
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 9, 17, 30, 3)]
-    chunks: list[Chunk] = []
+    chunks = []
     for slot, prompt in enumerate(prompts):
         pages = [1 + PAGES * slot + i for i in range(PAGES)]
         rng.shuffle(pages)
         for group in range(len(runner.groups)):
             runner.set_table(group, slot, 0, pages)
-        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=num_log_probs)
+        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=None)
         runner.remember(slot, prompt)
         chunks.append(Chunk(slot=slot, start=0, prev_token=-1, tokens=prompt, wants_logits=True))
     logits = runner.prefill(chunks)
@@ -80,32 +72,13 @@ def answers(
 
 
 @pytest.mark.parametrize("shape", [{}, {"windows": (6, 64), "num_kv_heads": 1}], ids=str)
-@pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
-def test_the_device_samples_and_stops_as_the_host_does(make_model, shape, same):
+def test_the_device_samples_and_stops_as_the_host_does(make_model, shape):
     model = make_model(**shape)
-    all_params = ALL_PARAMS if same is None else [same] * SLOTS
-    expected = answers(TorchRunner, model, all_params)
-    assert answers(DeviceRunner, model, all_params) == expected
+    expected = answers(TorchRunner, model, ALL_PARAMS)
+    assert answers(DeviceRunner, model, ALL_PARAMS) == expected
     tokens = [token for columns in expected[1:] for step in columns.tokens for token in step]
     assert -1 in tokens
     assert sum(token >= 0 for token in tokens) > 15
-
-
-def test_log_probabilities_of_the_device_are_those_of_the_host(make_model):
-    model = make_model()
-    all_params = [replace(params, temperature=1.5) for params in ALL_PARAMS]
-    for one, other in zip(
-        answers(TorchRunner, model, all_params, num_log_probs=3),
-        answers(DeviceRunner, model, all_params, num_log_probs=3),
-        strict=True,
-    ):
-        assert one.tokens == other.tokens
-        for mine, theirs in zip(one.log_probs, other.log_probs, strict=True):
-            for a, b in zip(mine, theirs, strict=True):
-                assert (a is None) == (b is None)
-                if a is not None and b is not None:
-                    assert a.chosen == pytest.approx(b.chosen, abs=1e-4)
-                    assert [i for i, _ in a.top] == [i for i, _ in b.top]
 
 
 def test_rows_are_filled_up_to_powers_of_two():
@@ -125,7 +98,7 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
         stop_tokens=(),
     )
 
-    def needs(params: SamplingParams) -> bool:
+    def needs(params):
         runner.start(0, params, key=row_key(0, 0), num_log_probs=None)
         return runner.kind_of([0], [LONGEST], num_rows=1).all_candidates
 

@@ -7,8 +7,7 @@ import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
-from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
-from nanochat_core.engine.runners.choose import Choice
+from nanochat_core.engine.requests import EndEvent, Request, SamplingParams
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.engine.engine_case import NO_KERNELS, RUNNERS, ask, engine_on
 from tests.support.nanochat_core.engine.scheduler_case import pages_used
@@ -20,17 +19,17 @@ WARM = {"temperature": 1.0, "top_k": None}
 
 
 @pytest.fixture(scope="module")
-def engine(make_model, tokenizer) -> Engine:
+def engine(make_model, tokenizer):
     return Engine(make_model(), tokenizer)
 
 
-def prompts_of(count: int, *, longest: int = 40, seed: int = 0) -> list[list[int]]:
+def prompts_of(count, *, longest=40, seed=0):
     """Random prompts of ordinary tokens, of 1 to `longest` tokens."""
     rng = random.Random(seed)
     return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
-def make_caller(engine: Engine, *, call: str) -> None:
+def make_caller(engine, *, call):
     """Turn the model into one that always writes `call`, then, after its result, "!" and ends.
 
     Attention and MLPs are silenced and each token has a fixed successor.
@@ -191,9 +190,9 @@ def test_while_its_thread_runs_many_threads_are_answered_as_each_alone(make_mode
     engine = Engine(make_model(), tokenizer, num_slots=6)
     prompts = prompts_of(8)
     alone = [engine.generate_batch(p, 2, max_tokens=20, seed=i) for i, p in enumerate(prompts)]
-    found: dict[int, object] = {}
+    found = {}
 
-    def ask(number: int) -> None:
+    def ask(number):
         found[number] = engine.generate_batch(prompts[number], 2, max_tokens=20, seed=number)
 
     engine.start()
@@ -214,7 +213,7 @@ def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_
     model = engine.model
     with torch.no_grad():
         model.lm_head.weight[256:] = 0.0  # answers are long
-    events: list[Event] = []
+    events = []
     engine.start()
     engine.submit(Request(prompt=[65], sink=events.append, num_samples=200))
     engine.stop()
@@ -255,7 +254,7 @@ def test_answers_that_are_written_in_turns_do_not_mix(engine):
     settings = {"num_samples": 2, "max_tokens": 15, "temperature": 1.0}
     expected = [list(engine.generate([65 + i] * 5, seed=i, **settings)) for i in range(3)]
     running = [engine.generate([65 + i] * 5, seed=i, **settings) for i in range(3)]
-    found: list[list[object]] = [[], [], []]
+    found = [[], [], []]
     for _ in range(16):
         for columns, seen in zip(running, found, strict=True):
             seen += itertools.islice(columns, 1)
@@ -272,7 +271,7 @@ def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
 
 
 def test_the_runner_and_its_memory_are_reported_before_anything_is_asked(make_model, tokenizer):
-    output: list[Choice] = []
+    output = []
     engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
     assert output == []
     engine.scheduler.limit_for([65], None)

@@ -5,7 +5,6 @@ from queue import SimpleQueue
 import pytest
 import torch
 
-from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.requests import Request, SamplingParams
 from nanochat_core.errors import StageError
 from tests.support.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
@@ -20,10 +19,10 @@ def test_when_its_thread_has_failed_pending_and_new_requests_fail(make_model, to
     scheduler, asked = engine.scheduler, Asked()
     step, fail_all = scheduler.step, scheduler.fail_all
 
-    def fail() -> bool:
+    def fail():
         raise ZeroDivisionError("a bug")
 
-    def abandon_and_be_asked(*of: object) -> None:
+    def abandon_and_be_asked(*of):
         """A request comes in when the others have been told, and before anybody knows more."""
         fail_all(*of)
         scheduler.fail_all = fail_all
@@ -49,7 +48,7 @@ def test_a_lack_of_memory_for_answers_is_not_one_of_a_device_batch(
 ):
     engine = engine_on("torch", make_model(), tokenizer)
 
-    def no_room(*_: object) -> None:
+    def no_room(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
 
     asked = {"num_samples": 2, "max_tokens": 3, "temperature": 1.0, "top_k": None, "seeds": [1]}
@@ -66,7 +65,7 @@ def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenize
     engine = engine_on("torch", make_model(), tokenizer)
     runner = engine.scheduler.runner
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise MemoryError("too little")
 
     with monkeypatch.context() as patch:
@@ -105,7 +104,7 @@ def test_a_slots_next_answer_is_not_penalised_for_the_last_ones_tokens(
     params = SamplingParams(repetition_penalty=5.0)
     settings = {"max_tokens": 20, "params": params, "seed": 4}
 
-    def answers(engine: Engine, *prompts: list[int]) -> list[int]:
+    def answers(engine, *prompts):
         """The last prompt's, one after the other in the same slot."""
         for prompt in prompts:
             asked = ask(engine, prompt, **settings)

@@ -20,7 +20,6 @@ from nanochat_core.engine.runner import Capacity, PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
-from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.scheduler_case import Asked
 
 pytestmark = pytest.mark.torch
@@ -38,7 +37,7 @@ SHAPES = {
 SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "top_k": None}
 
 
-def make_model(shape: str) -> GPT:
+def make_model(shape):
     """Random weights, every part of which matters."""
     has_parts, windows, num_kv_heads = SHAPES[shape]
     config = ModelConfig(
@@ -61,7 +60,7 @@ def make_model(shape: str) -> GPT:
     return model.eval()
 
 
-def prompts_of(shape: str, count: int) -> list[list[int]]:
+def prompts_of(shape, count):
     """Some short, many longer than a window, groups of them with the same beginning."""
     rng = random.Random(shape)
     starts = [[rng.randrange(256) for _ in range(70)] for _ in range(5)]
@@ -100,7 +99,7 @@ def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tok
 
 
 @functools.cache
-def sampled_naively(shape: str, tokenizer: Tokenizer) -> list[list[Completion]]:
+def sampled_naively(shape, tokenizer):
     """Return two answers to each prompt of a shape."""
     model = make_model(shape)
     settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
@@ -158,7 +157,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     )
     prompts = prompts_of(shape, PROMPTS)
     params = SamplingParams(temperature=1.0, top_k=20)
-    asked: list[Asked] = []
+    asked = []
     for i, prompt in enumerate(prompts):
         asked.append(ask(engine, prompt, seed=i, num_samples=2, params=params))
         if i % 3 == 0:
@@ -173,7 +172,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     assert engine.scheduler.slots.counts.preemptions > 0
 
 
-def page_groups(windows: tuple[int, ...]) -> tuple[PageGroup, ...]:
+def page_groups(windows):
     """So few pages that samples have to make room."""
     return tuple(
         PageGroup(
@@ -185,7 +184,7 @@ def page_groups(windows: tuple[int, ...]) -> tuple[PageGroup, ...]:
     )
 
 
-def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked:
+def ask(engine, prompt, *, seed=0, **changes):
     """A request of its own."""
     asked = Asked()
     request = Request(
@@ -199,7 +198,7 @@ def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked
     return asked
 
 
-def completion_of(asked: Asked, engine: Engine, sample: int = 0) -> Completion:
+def completion_of(asked, engine, sample=0):
     """What was told, as `complete` would give it."""
     events = asked.tokens(sample)
     finished = asked.ends[sample].reason == "stop"

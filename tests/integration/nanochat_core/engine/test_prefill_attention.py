@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 class Operations(TorchDispatchMode):
     """Counts what is dispatched."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.counts = Counter()
 

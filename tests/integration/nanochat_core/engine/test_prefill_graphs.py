@@ -29,7 +29,7 @@ SLOTS = 2
 PROMPT = random.Random(5).choices(range(256), k=60)
 
 
-def open_runner(model, **settings) -> DeviceRunner:
+def open_runner(model, **settings):
     return DeviceRunner(
         model,
         capacity=Capacity(
@@ -43,7 +43,7 @@ def open_runner(model, **settings) -> DeviceRunner:
     )
 
 
-def chunk_of(tokens: list[int], start: int, end: int, *, slot: int = 0) -> Chunk:
+def chunk_of(tokens, start, end, *, slot=0):
     return Chunk(
         slot=slot,
         start=start,
@@ -53,14 +53,12 @@ def chunk_of(tokens: list[int], start: int, end: int, *, slot: int = 0) -> Chunk
     )
 
 
-def pages_of(runner: DeviceRunner) -> list[torch.Tensor]:
+def pages_of(runner):
     return [memory for pool in runner.pools for memory in (pool.keys, pool.values)]
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [{}, {"windows": (5, 9, 3), "num_kv_heads": 1}, {"windows": (64,)}],
-    ids=str,
+    "shape", [{}, {"windows": (5, 9, 3), "num_kv_heads": 1}, {"windows": (64,)}], ids=str
 )
 @torch.inference_mode()
 def test_a_padded_pass_gives_the_models_logits_and_writes_only_the_chunks_keys(make_model, shape):
@@ -100,7 +98,7 @@ def test_a_pass_of_padding_alone_writes_to_the_scratch_pages_alone(make_model):
 
 
 def test_kinds_reach_the_longest_chunk_and_no_further():
-    def lengths(num_tokens: int) -> list[int]:
+    def lengths(num_tokens):
         kinds = kinds_up_to(num_tokens)
         assert {kind.continues for kind in kinds} == {True, False}
         return sorted({kind.num_tokens for kind in kinds})
@@ -153,11 +151,10 @@ def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads,
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("varlen_attn cannot run")
     passes = runner.passes
-    assert passes is not None
     assert list(passes.captured) == kinds_up_to(LONGEST)
     prompt = PROMPT
 
-    def read() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def read():
         """Read the prompt whole into slot 0 and in pieces into slot 1."""
         rows = []
         for slot, ends in enumerate(([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)])):

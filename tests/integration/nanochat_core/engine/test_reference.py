@@ -1,22 +1,19 @@
 """`python -m nanochat_core.engine` compares the engine with the reference, and times both."""
 
-from pathlib import Path
-
 import pytest
 
 from nanochat_core.engine.__main__ import main
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
 from nanochat_core.model.checkpoint import save_model
-from nanochat_core.model.gpt import GPT
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def directory(make_model, tokenizer, tmp_path: Path) -> str:
+def directory(make_model, tokenizer, tmp_path):
     """A random model on disk."""
-    model: GPT = make_model()
+    model = make_model()
     (tmp_path / "files").mkdir()
     tokenizer.save(tmp_path / "files")
     directory = tmp_path / "model"
@@ -28,7 +25,7 @@ def directory(make_model, tokenizer, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "options", [(), ("--temperature", "1", "--seed", "3", "--runner", "torch")]
 )
-def test_the_two_are_equal_and_timed(directory: str, capsys, options: tuple[str, ...]):
+def test_the_two_are_equal_and_timed(directory, capsys, options):
     assert main([directory, "--prompt", "ab", "--max-tokens", "9", *options]) == 0
     reference, engine, *answer, equal = capsys.readouterr().out.splitlines()
     assert reference.startswith("reference ")
@@ -37,8 +34,8 @@ def test_the_two_are_equal_and_timed(directory: str, capsys, options: tuple[str,
     assert equal in ("equal: 9 tokens", "equal: 4 tokens")  # the second ends itself
 
 
-def test_the_first_token_that_differs_is_named(directory: str, capsys, monkeypatch):
-    def answer(self: Engine, *prompts: object, **settings: object) -> list[list[Completion]]:
+def test_the_first_token_that_differs_is_named(directory, capsys, monkeypatch):
+    def answer(self, *prompts, **settings):
         [[found]] = real(self, *prompts, **settings)
         ids = [*found.ids[:2], 66, *found.ids[3:]]
         return [[Completion(ids=ids, mask=found.mask, finished=found.finished)]]
@@ -49,14 +46,14 @@ def test_the_first_token_that_differs_is_named(directory: str, capsys, monkeypat
     assert "different from token 2 on: B" in capsys.readouterr().out
 
 
-def test_a_device_that_torch_does_not_know_is_one_line(directory: str, capsys):
+def test_a_device_that_torch_does_not_know_is_one_line(directory, capsys):
     assert main([directory, "--device", "foo"]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: --device foo cannot be used here: ")
     assert hint == "hint: cpu, cuda or cuda:1"
 
 
-def test_a_folder_that_is_not_a_model_is_one_line(tmp_path: Path, capsys):
+def test_a_folder_that_is_not_a_model_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines()[0] == (
         f"error: {tmp_path} is not a model: it has no config.json"

@@ -32,7 +32,7 @@ ALL_PARAMS = [
 ]
 
 
-def share_of_each(logits: list[float], seen: set[int], params: SamplingParams) -> dict[int, float]:
+def share_of_each(logits, seen, params):
     """The distribution that `draw` makes of the logits, in the order in which a token is picked."""
     if params.temperature == 0:
         return {max(range(len(logits)), key=lambda i: (logits[i], -i)): 1.0}
@@ -59,7 +59,7 @@ def share_of_each(logits: list[float], seen: set[int], params: SamplingParams) -
     return {i: weights[i] / total for i in order}
 
 
-def pick(shares: dict[int, float], number: float) -> tuple[int, float]:
+def pick(shares, number):
     """The token whose part of the unit interval `number` is in, and how far from its edges."""
     low = 0.0
     for token, share in shares.items():
@@ -69,7 +69,7 @@ def pick(shares: dict[int, float], number: float) -> tuple[int, float]:
     raise AssertionError(number)
 
 
-def make_rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def make_rows(count):
     """Logits (B, V), keys, positions and seen tokens (B, V)."""
     generator = torch.Generator().manual_seed(5)
     logits = 2 * torch.randn(count, VOCAB, generator=generator)

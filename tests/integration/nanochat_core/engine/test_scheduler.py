@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 
 from nanochat_core.engine.requests import SamplingParams
-from tests.support.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case, prompt_of
+from tests.support.nanochat_core.engine.scheduler_case import CONTEXT, Case, prompt_of
 
 pytestmark = pytest.mark.torch
 
@@ -36,10 +36,10 @@ class Machine(RuleBasedStateMachine):
     handles = Bundle("tickets")
     make = staticmethod(Case)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.case = self.make()
-        self.asked: list[Asked] = []
+        self.asked = []
 
     @rule(
         target=handles,

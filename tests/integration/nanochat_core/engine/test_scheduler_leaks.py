@@ -11,7 +11,7 @@ import pytest
 
 from nanochat_core.engine.kv_cache.pages import Pages, first_seen
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys, find_prefix
-from nanochat_core.engine.requests import EndEvent, Event, Request
+from nanochat_core.engine.requests import EndEvent, Request
 from nanochat_core.engine.runner import PageGroup
 from nanochat_core.engine.sequences import RequestHandle
 from tests.support.nanochat_core.engine.scheduler_case import Asked, Case, prompt_of
@@ -24,7 +24,7 @@ SHARED = (type, types.BuiltinFunctionType, types.FunctionType, types.ModuleType)
 def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
     rng = random.Random(5)
     case = Case(num_pages=(14, 34), num_slots=6, is_asynchronous=is_asynchronous)
-    asked: list[Asked] = []
+    asked = []
     for _ in range(1000):
         asked.append(case.ask(prompt_of(rng), num_samples=rng.choice((1, 1, 3)), seed=len(asked)))
         for _ in range(rng.randrange(3)):
@@ -44,7 +44,7 @@ def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
     """As another thread may between the two queues, here from a sink."""
     case, inner = Case(num_slots=2, ends=0.0, calls=0.0), Asked()
 
-    def ask_and_go(event: Event) -> None:
+    def ask_and_go(event):
         if isinstance(event, EndEvent):
             inner.handle = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=inner.take))
             inner.handle.cancel()
@@ -62,7 +62,7 @@ def test_a_request_cancelled_between_the_two_queues_ends():
     case, late = Case(ends=0.0, calls=0.0), Asked()
 
     class Arrivals(deque[RequestHandle]):
-        def __len__(self) -> int:
+        def __len__(self):
             found = super().__len__()
             if not found and not hasattr(late, "handle"):
                 late.handle = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=late.take))
@@ -114,7 +114,7 @@ class Counting(Pages):
 
     asked = 0
 
-    def find(self, key: bytes) -> int | None:
+    def find(self, key):
         self.asked += 1
         return super().find(key)
 
@@ -124,7 +124,7 @@ def test_a_beginning_is_looked_up_in_time_that_grows_with_its_length_only():
     for kept in ((), (100, 399), [i for i in range(400) if i % 15]):
         wide = Counting(PageGroup(window=10**6, layers=(0,), num_pages=402))
         short = Counting(PageGroup(window=64, layers=(1,), num_pages=402))
-        keys: list[bytes] = []
+        keys = []
         extend_keys(keys, list(range(1600)), 400, 4)
         for i, key in enumerate(keys):
             wide.name(wide.take(), key)
@@ -139,7 +139,7 @@ def test_the_longest_beginning_that_all_groups_know_is_found():
     lengths = set()
     for _ in range(300):
         groups = [Pages(PageGroup(window=w, layers=(0,), num_pages=30)) for w in (3, 9, 10**6)]
-        keys: list[bytes] = []
+        keys = []
         extend_keys(keys, list(range(80)), 20, 4)
         for group in groups:
             for key in keys:
@@ -160,14 +160,14 @@ def test_the_longest_beginning_that_all_groups_know_is_found():
     assert len(lengths) > 5
 
 
-def work_until(stop: threading.Event, case: Case) -> None:
+def work_until(stop, case):
     """As the engine's thread does."""
     while not stop.is_set():
         if not case.scheduler.step():
             case.scheduler.wait(0.05)
 
 
-def ask_and_call_off(case: Case, asked: list[Asked], number: int) -> None:
+def ask_and_call_off(case, asked, number):
     """As a server's thread does."""
     rng = random.Random(number)
     for _ in range(60):
@@ -179,7 +179,7 @@ def ask_and_call_off(case: Case, asked: list[Asked], number: int) -> None:
 
 def test_any_thread_may_ask_and_call_off_while_another_works():
     case = Case(num_slots=4, num_pages=(14, 40))
-    asked: list[Asked] = []
+    asked = []
     stop = threading.Event()
     worker = threading.Thread(target=work_until, args=(stop, case))
     askers = [threading.Thread(target=ask_and_call_off, args=(case, asked, i)) for i in range(4)]
@@ -213,7 +213,7 @@ def test_memory_does_not_grow_with_the_number_of_requests():
     case = Case(num_slots=8, page_size=16, windows=(8, 64), num_pages=(12, 30), ends=0.4, calls=0)
     rng = random.Random(1)
 
-    def run(count: int) -> None:
+    def run(count):
         for number in range(count):
             case.scheduler.submit(
                 Request(
@@ -237,7 +237,7 @@ def test_memory_does_not_grow_with_the_number_of_requests():
     assert grown < 4 * 800
 
 
-def reachable_bytes(case: Case) -> int:
+def reachable_bytes(case):
     """All that scheduler and modules of the engine refer to; the fake runner keeps its calls."""
     engine = [vars(m) for name, m in sys.modules.items() if name.startswith("nanochat_core.engine")]
     seen, todo, total = {id(case.runner)}, [case.scheduler, *engine], 0

@@ -126,7 +126,7 @@ def test_a_short_answer_does_not_wait_for_long_ones(is_asynchronous):
 
 def test_who_comes_first_goes_first_and_priority_goes_before():
     case = Case(num_slots=1, ends=0.0)
-    order: list[str] = []
+    order = []
 
     def ask(name, **changes):
         def sink(event):

@@ -8,7 +8,7 @@ from nanochat_core.engine.requests import Request
 from nanochat_core.engine.runner import PageGroup
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.scheduler import Scheduler
-from tests.support.nanochat_core.engine.fake_runner import FakeRunner, Slot, Speaker
+from tests.support.nanochat_core.engine.fake_runner import FakeRunner, Speaker
 from tests.support.nanochat_core.engine.scheduler_case import ENDS, TOKENIZER, TOOLS, Asked
 
 pytestmark = pytest.mark.torch
@@ -33,25 +33,25 @@ EXPRESSIONS = (
 class ScriptedRunner(FakeRunner):
     """Samples what the request's script says; the seed is the script's number."""
 
-    def __init__(self, scripts: list[list[int]]) -> None:
+    def __init__(self, scripts):
         groups = (PageGroup(window=16, layers=(0,), num_pages=60),)
         stop = ENDS | {TOOLS.python_end}
         super().__init__(Speaker(TOKENIZER), groups, num_slots=5, stop_tokens=stop)
         self.scripts = scripts
         self.numbers = {row_key(seed, 0): seed for seed in range(len(scripts))}
-        self.sampled: dict[int, int] = {}
+        self.sampled = {}
 
-    def _say(self, state: Slot, value: int) -> int:
+    def _say(self, state, value):
         seed = self.numbers[state.key]
         at = self.sampled.get(seed, 0)
         self.sampled[seed] = at + 1
         return self.scripts[seed][at]
 
 
-def script_of(rng: random.Random) -> list[int]:
+def script_of(rng):
     """Text, calls in all states of disrepair, and an end."""
     special = TOKENIZER.special
-    tokens: list[int] = []
+    tokens = []
     for _ in range(rng.randint(1, 6)):
         expression = rng.choice(EXPRESSIONS)
         call = TOKENIZER.encode(expression)
@@ -73,11 +73,11 @@ def script_of(rng: random.Random) -> list[int]:
     return [*tokens, rng.choice(sorted(ENDS)), *([7] * CONTEXT)]
 
 
-def expected(script: list[int], limit: int) -> tuple[list[tuple[int, bool]], bool]:
+def expected(script, limit):
     """(token, drawn) of each token of the answer, its end too, and whether it ended by itself."""
     start, end = TOOLS.python_start, TOOLS.python_end
-    output: list[tuple[int, bool]] = []
-    call: list[int] | None = None
+    output = []
+    call = None
     for token in script:
         if len(output) >= limit:
             break
@@ -98,7 +98,7 @@ def expected(script: list[int], limit: int) -> tuple[list[tuple[int, bool]], boo
     return output, False
 
 
-def value_of(call: list[int]) -> str | None:
+def value_of(call):
     """By Python's arithmetic: calls that were not ended run into the next ones."""
     text = TOKENIZER.decode(call).strip().replace("'aXbX'.count('X')", "(2)")
     if not text or set(text) - set("0123456789+-*/() ") or "**" in text:

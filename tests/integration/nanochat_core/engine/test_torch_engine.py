@@ -1,18 +1,16 @@
 """Engine and scheduler on the torch runners, as where no kernels can be had, beside the oracle."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
-from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
+from nanochat_core.engine.requests import EndEvent, Request, SamplingParams
 from nanochat_core.engine.runners import choose
-from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from tests.support.nanochat_core.engine.torch_slots import plain_varlen
+from tests.support.nanochat_core.engine.torch_slots import VarlenRunner
 
 pytestmark = pytest.mark.torch
 
@@ -26,21 +24,13 @@ ALL_PARAMS = [
 ]
 
 
-class VarlenRunner(DeviceRunner):
-    """Prompts are read as on a GPU: all chunks in one call of attention a layer."""
-
-    def __init__(self, *args, **settings) -> None:
-        super().__init__(*args, **settings)
-        self._varlen = plain_varlen
-
-
 @pytest.fixture(params=[TorchRunner, VarlenRunner])
-def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., Engine]:
+def open_engine(request, make_model, tokenizer, monkeypatch):
     """Open an engine on one of the runners."""
     monkeypatch.setattr(choose, "unable", lambda model, precision: "this is a test")
     monkeypatch.setattr(choose, "TorchRunner", request.param)
 
-    def make(**settings: int) -> Engine:
+    def make(**settings):
         engine = Engine(make_model(windows=(12, 64)), tokenizer, memory=10**8, **settings)
         assert type(engine.scheduler.runner) is request.param
         return engine
@@ -49,7 +39,7 @@ def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., En
 
 
 @pytest.fixture(scope="module")
-def naive() -> dict[tuple[int, int], list[int]]:
+def naive():
     """Answers to the crowd below by request and sample: the first test fills it for the others."""
     return {}
 
@@ -59,12 +49,12 @@ def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
     open_engine, tokenizer, num_slots, naive
 ):
     engine, rng = open_engine(num_slots=num_slots), random.Random(1)
-    tokens: dict[tuple[int, int], list[int]] = {}
-    ends: list[EndEvent] = []
+    tokens = {}
+    ends = []
     for number in range(18):
         prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
 
-        def sink(event: Event, number: int = number) -> None:
+        def sink(event, number=number):
             if isinstance(event, EndEvent):
                 ends.append(event)
             elif event.token not in engine.ends:

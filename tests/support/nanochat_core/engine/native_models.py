@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ VOCAB = 100
 LENGTH = 96
 
 
-def make_gpt(shape: Mapping[str, int] = {}, *, era: str = HEAD, seed: int = 0) -> GPT:
-    """Four layers with windows shorter than LENGTH where the era has them; every weight matters."""
+def make_gpt(shape: Mapping[str, Any] = {}, *, era: str = HEAD, seed: int = 0) -> GPT:
+    """Make a model of four layers whose every weight matters. Its windows are shorter than LENGTH
+    where the era has short ones, unless the shape has others."""
     config = ModelConfig(
         depth=shape.get("depth", 4),
         width=shape.get("width", 64),
@@ -31,7 +33,7 @@ def make_gpt(shape: Mapping[str, int] = {}, *, era: str = HEAD, seed: int = 0) -
     config = of_era(config, era, pattern="L")
     if config.residual_scalars:  # an era with short windows; theirs are longer than these tests
         short = [21 if layer % 2 == 0 else LENGTH for layer in range(config.depth - 1)]
-        config = dataclasses.replace(config, windows=(*short, LENGTH))
+        config = dataclasses.replace(config, windows=shape.get("windows", (*short, LENGTH)))
     model = GPT(config, numerics("fp32", era=era))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,12 +1,14 @@
 """Slots and pages of the torch runner, as its tests hand them out."""
 
 import random
+from typing import Any
 
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
@@ -112,6 +114,14 @@ def plain_varlen(
         scores[:, (distance < 0) | (distance > window)] = -torch.inf
         outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
     return torch.cat(outs)
+
+
+class VarlenRunner(DeviceRunner):
+    """Reads prompts as on a GPU: all chunks in one call of attention a layer."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._varlen = plain_varlen
 
 
 def begin(
