@@ -1,23 +1,16 @@
 """Two ranks save together, and any number of ranks goes on; so do both if one had no memory."""
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
 
 from infra.launch.fitting import fitting
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.errors import OutOfMemory
-from nanochat_core.job import Job
-from nanochat_core.runtime.progress import last_by_step, read_events
 
 pytestmark = pytest.mark.torch
-MakeJob: TypeAlias = Callable[..., Job]
 
 SMALL_RANK_1 = """
 import os
@@ -39,26 +32,8 @@ run = pretrain.run
 """
 
 
-def digest(directory: Path) -> dict[str, str]:
-    """sha256 of every file below a directory."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
-def losses(job: Job) -> list[float]:
-    return [v["loss"] for v in last_by_step(read_events(job.events), "step").values()]
-
-
-def test_what_two_ranks_saved_two_go_on_with_to_the_bit_and_one_to_rounding(
-    data: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: Callable[[Job], dict[str, Any]],
-    tmp_path: Path,
-) -> None:
-    whole, parts = (make_job("pretrain", tmp_path / name, data) for name in ("whole", "parts"))
+def test_what_two_ranks_saved_two_go_on_with_to_the_bit_and_one_to_rounding(bench, tmp_path):
+    whole, parts = (bench.job("pretrain", name) for name in ("whole", "parts"))
     run_job(whole, processes=2, on_event=lambda event: None)
     with pytest.raises(StageInterrupted):
         run_job(parts, processes=2, on_event=lambda event: None, steps=3)
@@ -72,23 +47,22 @@ def test_what_two_ranks_saved_two_go_on_with_to_the_bit_and_one_to_rounding(
     alone = replace(parts, directory=tmp_path / "alone")
     result = run_job(parts, processes=2, on_event=lambda event: None)
     assert result.metrics["world_size"] == 2
-    assert digest(parts.output) == digest(whole.output)
-    assert losses(parts) == losses(whole)
-    run_stage(alone)
-    assert losses(alone) == pytest.approx(losses(whole), rel=1e-5)
+    assert bench.files(parts.output) == bench.files(whole.output)
+    assert bench.losses(parts) == bench.losses(whole)
+    bench.run(alone)
+    assert bench.losses(alone) == pytest.approx(bench.losses(whole), rel=1e-5)
 
 
 def test_after_a_lack_of_memory_on_one_rank_both_go_on_with_fewer_rows(
-    data: dict[str, Path], make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bench, tmp_path, monkeypatch
+):
     (tmp_path / "small_rank.py").write_text(SMALL_RANK_1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    resources = {"device_batch_size": 2}
-    jobs = [make_job("pretrain", tmp_path / n, data, resources=resources) for n in ("a", "b")]
+    jobs = [bench.job("pretrain", name, device_batch_size=2) for name in ("a", "b")]
     jobs[1] = replace(jobs[1], entry="small_rank")
     run_job(jobs[0], processes=2, on_event=lambda event: None)
     with pytest.raises(OutOfMemory):
         run_job(jobs[1], processes=2, on_event=lambda event: None)
     result = run_job(fitting(jobs[1]), processes=2, on_event=lambda event: None)
     assert result.metrics["device_batch_size"] == 1
-    assert losses(jobs[1]) == pytest.approx(losses(jobs[0]), rel=1e-5)
+    assert bench.losses(jobs[1]) == pytest.approx(bench.losses(jobs[0]), rel=1e-5)

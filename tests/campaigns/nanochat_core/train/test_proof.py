@@ -1,28 +1,17 @@
 """Every training stage repeats itself to the last bit."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from flows.stages import stage_named
-from nanochat_core.config import RunConfig
-from nanochat_core.job import Job
 from tests.integration.nanochat_core.train.test_proof import CLEARER, copy_repository, prove_edit
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", ["midtrain", "sft", "rl"])
-def test_every_training_stage_repeats_itself_to_the_bit(
-    config: RunConfig,
-    models: dict[str, Path],
-    make_job: Callable[..., Job],
-    tmp_path: Path,
-    name: str,
-):
+def test_every_training_stage_repeats_itself_to_the_bit(bench, tmp_path, name):
     stage = stage_named(name)
     longer = {"num_steps": 400} if name == "rl" else {"num_epochs": 400}
-    job = make_job(name, tmp_path / "job", models, section=longer)
-    proof = prove_edit(copy_repository(tmp_path), stage, config, job, CLEARER)
+    job = bench.job(name, section=longer)
+    proof = prove_edit(copy_repository(tmp_path), stage, bench.config, job, CLEARER)
     assert proof.compared >= 3 + 2  # a value of each step; weights and optimizer

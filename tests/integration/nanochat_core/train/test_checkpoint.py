@@ -4,7 +4,6 @@ import hashlib
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,18 +26,18 @@ from nanochat_core.train.loop.checkpoint import (
 pytestmark = pytest.mark.torch
 
 
-def save(root: Path, step: int, tensors: dict[str, torch.Tensor], *, rank: int = 0) -> None:
+def save(root, step, tensors, *, rank=0):
     write_pieces(clear(root, step), rank, tensors)
     commit(root / f"step-{step:07d}", facts(step))
 
 
-def facts(step: int, *, world_size: int = 1) -> CheckpointFacts:
+def facts(step, *, world_size=1):
     return CheckpointFacts(
         step=step, total=9, world_size=world_size, seconds=1.5, state={"losses": []}
     )
 
 
-def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> None:
+def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path):
     table, matrix = torch.arange(21.0).view(7, 3), torch.randn(2, 2)
     directory = clear(tmp_path, 5)
     write_pieces(directory, 1, {"weight/table#4": table[4:], "weight/matrix": matrix})
@@ -47,7 +46,6 @@ def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> No
     assert find_checkpoint(tmp_path, warn=lambda text: None) is None
     assert commit(directory, facts(5, world_size=2), lambda: True)
     found = find_checkpoint(tmp_path, warn=pytest.fail)
-    assert found is not None
     assert (found.step, found.world_size, found.seconds) == (5, 2, 1.5)
     assert torch.equal(found.read("weight/table"), table)
     assert torch.equal(found.read("weight/matrix"), matrix)
@@ -59,7 +57,7 @@ def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> No
     assert all(listed[name]["size"] == (directory / name).stat().st_size for name in listed)
 
 
-def test_a_file_is_what_the_library_reads_and_what_its_hash_says(tmp_path: Path) -> None:
+def test_a_file_is_what_the_library_reads_and_what_its_hash_says(tmp_path):
     tensors = {
         "weight/b": torch.randn(3, 5),
         "weight/a": torch.randn(7).bfloat16(),
@@ -80,7 +78,7 @@ def test_a_file_is_what_the_library_reads_and_what_its_hash_says(tmp_path: Path)
     assert (tmp_path / "step-0000002" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> None:
+def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path):
     directory = clear(tmp_path, 5)
     write_pieces(directory, 0, {"a": torch.ones(2)})
     thread = threading.Thread(target=commit, args=(directory, facts(5, world_size=2)))
@@ -93,7 +91,7 @@ def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "commit"])
-def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path, damage):
     for step in (1, 2):
         save(tmp_path, step, {"weight/x": torch.full((100,), float(step))})
     newest = tmp_path / "step-0000002"
@@ -109,9 +107,8 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, dam
             path.unlink()
         case _:
             committed.write_text(committed.read_text()[:40])
-    told: list[str] = []
+    told = []
     found = find_checkpoint(tmp_path, warn=told.append)
-    assert found is not None
     assert found.step == 1
     assert torch.equal(found.read("weight/x"), torch.ones(100))
     assert len(told) == 1
@@ -122,9 +119,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path: Path, dam
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_checkpoint_of_another_format_is_refused_and_stays_where_it_is(
-    tmp_path: Path, which: int
-) -> None:
+def test_a_checkpoint_of_another_format_is_refused_and_stays_where_it_is(tmp_path, which):
     for step in (1, 2):
         save(tmp_path, step, {"a": torch.ones(1)})
     committed = tmp_path / f"step-000000{which}" / "COMMIT.json"
@@ -138,9 +133,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays_where_it_is(
 
 
 @pytest.mark.parametrize(("damaged", "keep"), [((8, 9), 2), ((9,), 1), ((9,), 2)])
-def test_what_is_saved_after_damage_outlives_the_damaged(
-    tmp_path: Path, damaged: tuple[int, ...], keep: int
-) -> None:
+def test_what_is_saved_after_damage_outlives_the_damaged(tmp_path, damaged, keep):
     """Also when both are damaged: the job begins again, and gets somewhere."""
     for step in damaged:
         for _ in range(2):  # again: what was set aside before gives way
@@ -152,22 +145,20 @@ def test_what_is_saved_after_damage_outlives_the_damaged(
         prune(tmp_path, keep=keep)
         assert newest_step(tmp_path) == step
         found = find_checkpoint(tmp_path, warn=pytest.fail)
-        assert found is not None
         assert found.step == step
 
 
-def test_only_rank_0_sets_aside(tmp_path: Path) -> None:
+def test_only_rank_0_sets_aside(tmp_path):
     save(tmp_path, 1, {"a": torch.ones(1)})
     (tmp_path / "step-0000001" / "COMMIT.json").write_text("{}")
     assert find_checkpoint(tmp_path, warn=lambda text: None, rank=1, world_size=2) is None
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000001"]
 
 
-def test_a_save_that_was_killed_is_no_news_and_goes_with_the_next(tmp_path: Path) -> None:
+def test_a_save_that_was_killed_is_no_news_and_goes_with_the_next(tmp_path):
     save(tmp_path, 1, {"a": torch.ones(1)})
     write_pieces(clear(tmp_path, 2), 0, {"a": torch.ones(1)})
     found = find_checkpoint(tmp_path, warn=pytest.fail)
-    assert found is not None
     assert found.step == 1
     write_pieces(clear(tmp_path, 4), 0, {"a": torch.ones(1)})
     save(tmp_path, 3, {"a": torch.ones(1)})
@@ -177,18 +168,17 @@ def test_a_save_that_was_killed_is_no_news_and_goes_with_the_next(tmp_path: Path
     ]
 
 
-def test_damage_that_another_rank_found_counts_for_all(tmp_path: Path) -> None:
+def test_damage_that_another_rank_found_counts_for_all(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, {"a": torch.ones(1)})
     answers = iter([True, False])  # what all ranks together say of step 2, then of step 1
-    told: list[str] = []
+    told = []
     found = find_checkpoint(tmp_path, warn=told.append, any_rank=lambda mine: next(answers))
-    assert found is not None
     assert found.step == 1
     assert "another rank" in told[0]
 
 
-def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_stay(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step, {"a": torch.ones(1)})
         if step == 2:
@@ -205,12 +195,10 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert find_best(tmp_path) is None  # else nothing would be better than what is gone
 
 
-def test_what_the_disk_gives_back_otherwise_is_not_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_disk_gives_back_otherwise_is_not_committed(tmp_path, monkeypatch):
     write = checkpoint_module._write_safetensors
 
-    def write_wrongly(path: Path, tensors: dict[str, torch.Tensor]) -> str:
+    def write_wrongly(path, tensors):
         return write(path, {key: tensor + 1 for key, tensor in tensors.items()})
 
     monkeypatch.setattr(checkpoint_module, "_write_safetensors", write_wrongly)

@@ -5,17 +5,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from nanochat_core.errors import StageError
-from nanochat_core.job import Job
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.hardware.distributed import World
@@ -24,47 +21,39 @@ from nanochat_core.train.loop import checkpointer as checkpointer_module
 from nanochat_core.train.loop.checkpoint import find_best
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
+from tests.support.nanochat_core.train.fixtures import worker_signals
 
 pytestmark = pytest.mark.torch
 ALONE = World(rank=0, local_rank=0, size=1)
-MakeJob: TypeAlias = Callable[..., Job]
 PACE = Throughput(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dollars_per_hour=0.0)
 
 
 class Owner:
     """What a checkpointer needs of an optimizer: some state."""
 
-    def __init__(self, value: float = 1.0) -> None:
+    def __init__(self, value=1.0):
         self.weight = torch.full((4, 3), value)
 
-    def pieces(self) -> dict[str, torch.Tensor]:
+    def pieces(self):
         """The state itself, as an optimizer gives it."""
         return {"weight/x": self.weight, "step": torch.tensor(3)}
 
-    def load(self, read: Callable[[str], torch.Tensor]) -> None:
+    def load(self, read):
         """Take over a saved state."""
         self.weight.copy_(read("weight/x"))
 
 
 @pytest.fixture(autouse=True)
-def _no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_stop(monkeypatch):
     monkeypatch.setattr(interrupt.STOP, "requested", False)
 
 
 @pytest.fixture
-def job(make_job: MakeJob, tmp_path: Path) -> Job:
-    return make_job("shards", tmp_path / "job", {})
+def job(bench):
+    return bench.job("shards", inputs={})
 
 
-def make_checkpointer(
-    job: Job,
-    owner: Owner,
-    *,
-    late: bool = False,
-    pace: Throughput | None = None,
-    world: World = ALONE,
-    num_steps: int = 9,
-) -> tuple[Checkpointer, TrainMetrics]:
+def make_checkpointer(job, owner, *, late=False, pace=None, world=ALONE, num_steps=9):
     progress = Progress(job.events)
     metrics = TrainMetrics(progress, pace, late=late)
     checkpointer = Checkpointer(job, cast(Optimizer, owner), world, progress, metrics)
@@ -72,18 +61,18 @@ def make_checkpointer(
     return checkpointer, metrics
 
 
-def save_if_due(checkpointer: Checkpointer, done: int, state: dict[str, Any] | None = None) -> None:
+def save_if_due(checkpointer, done, state=None):
     """Do what a loop does after a step."""
     if checkpointer.is_due(done):
         checkpointer.save(done, state or {})
 
 
-def steps_in(job: Job) -> list[int]:
+def steps_in(job):
     """Steps of the committed checkpoints."""
     return sorted(int(p.parent.name[5:]) for p in job.checkpoints.glob("step-*/COMMIT.json"))
 
 
-def with_resources(job: Job, **resources: Any) -> Job:
+def with_resources(job, **resources):
     """The job with other resources."""
     return replace(job, resources=replace(job.resources, **resources))
 
@@ -91,9 +80,7 @@ def with_resources(job: Job, **resources: Any) -> Job:
 # The checkpointer.
 
 
-def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(job, monkeypatch):
     go = threading.Event()
     write = checkpointer_module.write_pieces
     monkeypatch.setattr(checkpointer_module, "write_pieces", lambda *a: (go.wait(120), write(*a)))
@@ -117,15 +104,13 @@ def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
     )
 
 
-def test_two_saves_are_never_written_at_once_and_the_loop_waits(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_saves_are_never_written_at_once_and_the_loop_waits(job, monkeypatch):
     job = with_resources(job, save_every_steps=1)
-    going: list[int] = []
-    most: list[int] = []
+    going = []
+    most = []
     write = checkpointer_module.write_pieces
 
-    def slowly(*arguments: Any) -> None:
+    def slowly(*arguments):
         going.append(1)
         most.append(len(going))
         time.sleep(0.1)
@@ -146,19 +131,17 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
 class TwoNodes(World):
     """Rank 0 of two; no collective reaches the other."""
 
-    def any_of(self, *flags: bool) -> list[bool]:
+    def any_of(self, *flags):
         return list(flags)
 
-    def barrier(self) -> None:
+    def barrier(self):
         return
 
 
-def test_a_stop_gives_up_a_save_that_waits_for_another_nodes_file(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_gives_up_a_save_that_waits_for_another_nodes_file(job, monkeypatch):
     write = checkpointer_module.write_pieces
 
-    def write_both(directory: Path, rank: int, tensors: dict[str, torch.Tensor]) -> None:
+    def write_both(directory, rank, tensors):
         if directory.name.endswith("2"):  # of step 1 the other node's file does not come
             write(directory, 1, {})
         write(directory, rank, tensors)
@@ -181,9 +164,7 @@ def test_a_stop_gives_up_a_save_that_waits_for_another_nodes_file(
         ({"save_every_seconds": 0.0}, list(range(1, 10))),
     ],
 )
-def test_the_cadence_is_by_time_and_by_steps(
-    job: Job, resources: dict[str, Any], kept: list[int]
-) -> None:
+def test_the_cadence_is_by_time_and_by_steps(job, resources, kept):
     job = with_resources(job, keep_checkpoints=100, **resources)
     checkpointer, _ = make_checkpointer(job, Owner())
     for done in range(1, 10):
@@ -192,7 +173,7 @@ def test_the_cadence_is_by_time_and_by_steps(
     assert steps_in(job) == kept
 
 
-def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
+def test_a_loop_that_evaluates_has_saved_before(job):
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=2), Owner())
     scores = {
         2: 0.8,
@@ -212,14 +193,14 @@ def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
     assert steps_in(job) == [2, 6, 8]
 
 
-def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job: Job) -> None:
+def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job):
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
     assert [done for done in range(10) if checkpointer.is_to_validate(done)] == [3, 6]
     never, _ = make_checkpointer(job, Owner())
     assert not any(never.is_to_validate(done) for done in range(10))
 
 
-def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
+def test_a_state_that_was_resumed_may_be_the_best(job):
     """It was saved before the job was killed, evaluating."""
     checkpointer, _ = make_checkpointer(job, Owner())
     save_if_due(checkpointer, 9)
@@ -230,43 +211,34 @@ def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
     assert find_best(job.checkpoints) == (9, 0.5)
 
 
-def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
-    old = signal.getsignal(signal.SIGTERM)
-    interrupt.install()
+def test_sigterm_saves_this_step_before_the_job_ends(job):
     checkpointer, _ = make_checkpointer(job, Owner())
 
-    def loop() -> None:
+    def loop():
         with interrupt.STOP.deferred():
             for done in range(1, 5):
                 if done == 3:
                     signal.raise_signal(signal.SIGTERM)
                 save_if_due(checkpointer, done)
 
-    try:
-        with pytest.raises(interrupt.Interrupted):
-            loop()
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGTERM, old)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    with worker_signals(), pytest.raises(interrupt.Interrupted):
+        loop()
     assert steps_in(job) == [1, 3]
     assert list(read_events(job.events))[-1]["text"].startswith("stopped at step 3/9")
 
 
-def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(job, monkeypatch):
     checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=3), Owner())
     save_if_due(checkpointer, 1)
 
-    def refuse(*arguments: Any) -> None:
+    def refuse(*arguments):
         raise OSError(28, "No space left on device")
 
     checkpointer.close()
     monkeypatch.setattr(checkpointer_module, "write_pieces", refuse)
     save_if_due(checkpointer, 3)
 
-    def loop() -> None:
+    def loop():
         for done in range(4, 12_000):  # two minutes
             time.sleep(0.01)
             save_if_due(checkpointer, done)
@@ -276,7 +248,7 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
     assert steps_in(job) == [1]
 
 
-def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
+def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job):
     owner = Owner(3e38)
     checkpointer, _ = make_checkpointer(job, owner)
     save_if_due(checkpointer, 1)
@@ -287,9 +259,7 @@ def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
 # What is never saved.
 
 
-def read_steps(
-    metrics: TrainMetrics, checkpointer: Checkpointer, losses: list[float], *, start: int = 0
-) -> Iterator[int]:
+def read_steps(metrics, checkpointer, losses, *, start=0):
     """A loop over these losses."""
     for done, loss in enumerate(losses[start:], start + 1):
         metrics.record(done, torch.tensor(loss))
@@ -299,10 +269,10 @@ def read_steps(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> None:
+def test_the_state_after_a_broken_step_is_never_saved(job, late):
     job = with_resources(job, keep_checkpoints=100, save_every_steps=1)
     checkpointer, metrics = make_checkpointer(job, Owner(), late=late)
-    applied: list[int] = []
+    applied = []
     with pytest.raises(StageError, match=r"the loss is nan at step 3; .*that of step 3$") as caught:
         applied.extend(read_steps(metrics, checkpointer, [2.0, 1.9, 1.8, math.nan, 1.7]))
     assert steps_in(job) == [1, 2, 3]
@@ -313,9 +283,7 @@ def test_the_state_after_a_broken_step_is_never_saved(job: Job, late: bool) -> N
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("keep", [1, 2])
-def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stays(
-    job: Job, late: bool, keep: int
-) -> None:
+def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stays(job, late, keep):
     job = with_resources(job, keep_checkpoints=keep, save_every_steps=5)
     checkpointer, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
     losses = [3.0] * 151 + [40.0] * 20
@@ -325,14 +293,12 @@ def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stay
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_stop_saved_among_exploding_losses_is_not_resumed_from(
-    job: Job, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_stop_saved_among_exploding_losses_is_not_resumed_from(job, late, monkeypatch):
     job = with_resources(job, keep_checkpoints=1, save_every_steps=5)
     checkpointer, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
     losses = [3.0] * 151 + [40.0] * 20
 
-    def loop() -> None:
+    def loop():
         for done in read_steps(metrics, checkpointer, losses):
             monkeypatch.setattr(interrupt.STOP, "requested", done == 155)
 
@@ -349,7 +315,7 @@ def test_what_a_stop_saved_among_exploding_losses_is_not_resumed_from(
     assert last.resume(9)[0] == 150
 
 
-def test_losses_that_come_back_by_themselves_are_saved_again(job: Job) -> None:
+def test_losses_that_come_back_by_themselves_are_saved_again(job):
     job = with_resources(job, save_every_steps=5)
     checkpointer, metrics = make_checkpointer(job, Owner(), pace=PACE)
     list(read_steps(metrics, checkpointer, [3.0] * 151 + [40.0] * 5 + [3.0] * 9))
@@ -357,19 +323,19 @@ def test_losses_that_come_back_by_themselves_are_saved_again(job: Job) -> None:
     assert steps_in(job) == [160, 165]
 
 
-def test_read_at_once_a_broken_step_is_not_even_applied(job: Job) -> None:
+def test_read_at_once_a_broken_step_is_not_even_applied(job):
     checkpointer, metrics = make_checkpointer(job, Owner())
-    applied: list[int] = []
+    applied = []
     with pytest.raises(StageError):
         applied.extend(read_steps(metrics, checkpointer, [2.0, math.inf]))
     assert applied == [1]
 
 
-def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) -> None:
+def test_read_late_without_saves_between_it_is_noticed_one_step_later(job):
     _, metrics = make_checkpointer(job, Owner(), late=True)
-    seen: list[int] = []
+    seen = []
 
-    def loop() -> Iterator[int]:
+    def loop():
         for done, loss in enumerate([2.0, math.nan, 1.0, 1.0], 1):
             metrics.record(done, torch.tensor(loss))
             metrics.flush()
@@ -380,7 +346,7 @@ def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) 
     assert seen == [1, 2]
 
 
-def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job: Job) -> None:
+def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job):
     owner = Owner()
     checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=1), owner)
     save_if_due(checkpointer, 1)

@@ -14,11 +14,11 @@ from nanochat_core.train.rl import question_ids
 pytestmark = pytest.mark.torch
 
 
-def worlds(size: int) -> list[World]:
+def worlds(size):
     return [World(rank=r, local_rank=r, size=size) for r in range(size)]
 
 
-def drawn(count: int, seed: int, epoch: int) -> list[int]:
+def drawn(count, seed, epoch):
     """The order of an epoch, drawn anew."""
     generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
     return torch.randperm(count, generator=generator).tolist()
@@ -26,7 +26,7 @@ def drawn(count: int, seed: int, epoch: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 5, 16, 1000])  # steps span several epochs, or not
 @pytest.mark.parametrize("size", [1, 3])
-def test_an_epochs_order_is_the_seeds_and_is_drawn_once(count: int, size: int) -> None:
+def test_an_epochs_order_is_the_seeds_and_is_drawn_once(count, size):
     config = replace(open_profile("tiny").run.rl, examples_per_step=8)
     endless = [i for epoch in range(80) for i in drawn(count, 7, epoch)][:80]
     epoch_order.cache_clear()
@@ -39,7 +39,7 @@ def test_an_epochs_order_is_the_seeds_and_is_drawn_once(count: int, size: int) -
 
 
 @pytest.mark.parametrize(("count", "rows"), [(1, 4), (10, 4), (12, 4), (1000, 64)])
-def test_an_epochs_rows_are_the_seeds_and_are_drawn_once(count: int, rows: int) -> None:
+def test_an_epochs_rows_are_the_seeds_and_are_drawn_once(count, rows):
     steps = -(-count // rows)
     epoch_order.cache_clear()
     for epoch in range(3):

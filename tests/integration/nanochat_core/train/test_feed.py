@@ -1,10 +1,8 @@
 """Rows come in order, whole, ahead of time, and as int64."""
 
 import threading
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
-def test_ids_keep_their_value_whatever_they_are_stored_as(dtype: type[np.generic]) -> None:
+def test_ids_keep_their_value_whatever_they_are_stored_as(dtype):
     ids = np.array([[0, 1, 32767], [32768, 40000, 65535]], dtype=dtype)
     ((step, (tensor,)),) = prefetch(lambda step: (ids,), start=4, stop=5, device=CPU)
     assert step == 4
@@ -25,12 +23,12 @@ def test_ids_keep_their_value_whatever_they_are_stored_as(dtype: type[np.generic
     assert widen(torch.from_numpy(big.view(np.int32))).tolist() == big.tolist()
 
 
-def rows(step: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def rows(step):
     """Two arrays that say which step they are of."""
     return np.full((step + 1, 2), step, dtype=np.uint16), np.full((step + 1,), 1, dtype=np.uint8)
 
 
-def test_steps_come_in_order_each_with_its_own_rows() -> None:
+def test_steps_come_in_order_each_with_its_own_rows():
     seen = [
         (step, tokens.tolist(), mask.tolist())
         for step, (tokens, mask) in prefetch(rows, start=2, stop=6, device=CPU)
@@ -39,10 +37,10 @@ def test_steps_come_in_order_each_with_its_own_rows() -> None:
     assert list(prefetch(rows, start=6, stop=6, device=CPU)) == []
 
 
-def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
+def test_the_next_steps_rows_are_taken_while_this_one_is_used():
     taken = [threading.Event() for _ in range(4)]
 
-    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+    def take(step):
         taken[step].set()
         return rows(step)
 
@@ -53,19 +51,19 @@ def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
     assert not taken[3].is_set()
 
 
-def test_what_taking_raises_is_raised_when_its_step_comes() -> None:
-    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+def test_what_taking_raises_is_raised_when_its_step_comes():
+    def take(step):
         if step == 2:
             raise ValueError("no such row")
         return rows(step)
 
-    seen: list[int] = []
+    seen = []
     with pytest.raises(ValueError, match="no such row"):
         seen.extend(step for step, _ in prefetch(take, start=0, stop=5, device=CPU))
     assert seen == [0, 1]
 
 
-def test_a_loop_that_is_left_leaves_no_thread() -> None:
+def test_a_loop_that_is_left_leaves_no_thread():
     before = threading.active_count()
     for step, _ in prefetch(rows, start=0, stop=100, device=CPU):
         if step == 3:
@@ -74,27 +72,27 @@ def test_a_loop_that_is_left_leaves_no_thread() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_nothing_overtakes_its_copy() -> None:
+def test_on_a_gpu_nothing_overtakes_its_copy():
     """The device is kept busy, so that a copy which did not wait would be seen. Needs a GPU."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     device = torch.device("cuda", 0)
 
-    def take(step: int) -> tuple[npt.NDArray[Any], ...]:
+    def take(step):
         return (np.full((64, 2049), step * 500, dtype=np.uint16),)
 
     busy = torch.randn(4096, 4096, device=device)
-    sums: list[torch.Tensor] = []
+    sums = []
     for _, (tokens,) in prefetch(take, start=0, stop=40, device=device):
         busy = busy @ busy.clamp(-1e-3, 1e-3)
         sums.append(tokens.sum())
     assert [int(s) for s in sums] == [step * 500 * 64 * 2049 for step in range(40)]
 
 
-def test_the_thread_uses_the_device_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[tuple[str, torch.device]] = []
+def test_the_thread_uses_the_device_of_the_job(monkeypatch):
+    used = []
 
-    def use(device: torch.device) -> None:
+    def use(device):
         used.append((threading.current_thread().name, device))
 
     monkeypatch.setattr("nanochat_core.train.loop.prefetch.use_device", use)

@@ -3,17 +3,13 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import pytest
 import torch
 
 from nanochat_core.errors import DataError, ModelError
-from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_config, load_model, load_state
-from nanochat_core.runtime.progress import last_by_step, read_events
+from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
@@ -22,111 +18,110 @@ from nanochat_core.train.loop.fixed_text import fixed_text_digest
 from nanochat_core.train.loop.lineage import FILE, check_lineage
 from nanochat_core.train.loop.sanity_checks import FIRST_STEPS, warn_of_rewards
 from tasks.base import one_turn
+from tests.support.nanochat_core.train.fixtures import Bench
 
 pytestmark = pytest.mark.torch
-RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
-MakeJob: TypeAlias = Callable[..., Job]
 INPUT = {"midtrain": "pretrain", "sft": "midtrain", "rl": "sft"}
+every_stage = pytest.mark.parametrize("stage", INPUT)
 
 
-def with_other_tokenizer(models: dict[str, Path], stage: str, directory: Path) -> dict[str, Path]:
-    """The inputs of a stage, its model's tokenizer being another of the same size."""
-    source = models[INPUT[stage]]
-    copy = directory / "model"
-    shutil.copytree(source, copy)
-    size = load_config(source)[0].vocab_size
-    # Of the same bytes, numbered from the end: everything works, and nothing means what it did.
+def with_other_tokenizer(source, target):
+    """Copy a model, with another tokenizer of the same size: of the same bytes, numbered from the
+    end. Everything works, and nothing means what it did."""
+    shutil.copytree(source, target)
     tokenizer = Tokenizer.load(source / "tokenizer")
-    first_special = tokenizer.bos
-    words = {tokenizer.decode_bytes([i]): first_special - 1 - i for i in range(first_special)}
-    Tokenizer(words).save(copy / "tokenizer")
-    assert Tokenizer.load(copy / "tokenizer").vocab_size == size
-    return {**models, INPUT[stage]: copy}
+    last = tokenizer.bos - 1
+    other = Tokenizer({tokenizer.decode_bytes([i]): last - i for i in range(last + 1)})
+    other.save(target / "tokenizer")
+    assert Tokenizer.load(target / "tokenizer").vocab_size == load_config(source)[0].vocab_size
+    return target
 
 
-@pytest.mark.parametrize("stage", ["midtrain", "sft", "rl"])
-def test_a_model_with_another_tokenizer_is_not_trained_on(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
-) -> None:
-    job = make_job(stage, tmp_path / "job", with_other_tokenizer(models, stage, tmp_path))
+@every_stage
+def test_a_model_with_another_tokenizer_is_not_trained_on(bench, tmp_path, stage):
+    model = with_other_tokenizer(bench.models[INPUT[stage]], tmp_path / "model")
+    job = bench.job(stage, inputs={INPUT[stage]: model})
     with pytest.raises(ModelError, match=r"was trained with tokenizer [0-9a-f]{12}, this is") as e:
-        run_stage(job)
+        bench.run(job)
     assert e.value.hint is not None
     assert not any(job.output.iterdir())
 
 
+@pytest.fixture
+def layout():
+    """Return the digest of the chat layout as it is."""
+    yield lambda: (sanity_checks.chat_layout.cache_clear(), sanity_checks.chat_layout())[1]
+    sanity_checks.chat_layout.cache_clear()
+
+
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
-    models: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: RunStage,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stage: str,
-) -> None:
+    bench, monkeypatch, layout, stage
+):
     changed = {**chat.WRAPPED, "python": ("<|python_start|>", "<|python_end|>", 0)}
     monkeypatch.setattr(chat, "WRAPPED", changed)
-    sanity_checks.chat_layout.cache_clear()
-    job = make_job(stage, tmp_path, models)
-    try:
-        with pytest.raises(ModelError, match=r"was trained with chat layout [0-9a-f]{12}, this is"):
-            run_stage(job)
-    finally:
-        sanity_checks.chat_layout.cache_clear()
+    layout()
+    job = bench.job(stage)
+    with pytest.raises(ModelError, match=r"was trained with chat layout [0-9a-f]{12}, this is"):
+        bench.run(job)
     assert not any(job.output.iterdir())
 
 
-def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    ours = {"tokenizer": "1" * 64, "layout": "2" * 64}
-    check_lineage(tmp_path, **ours)  # a model from elsewhere has none
-    wrong = ("{", "[]", "{}", '{"tokenizer": 5, "layout": null}', '{"tokenizer": "11"}')
-    for text in wrong:
-        (tmp_path / FILE).write_text(text)
-        with pytest.raises(ModelError, match=r"taught\.json cannot be read"):
-            check_lineage(tmp_path, **ours)
-
-
-def test_the_layout_shows_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {sanity_checks.chat_layout()}
-    changes: list[tuple[str, Any]] = [
+def test_the_layout_shows_a_change_of_any_part_of_it(monkeypatch, layout):
+    changes = [
         ("USER", ("<|user_end|>", "<|user_start|>")),
         ("ASSISTANT", ("<|assistant_start|>", "<|bos|>")),
         ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|bos|>", 0)}),
         ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|output_end|>", 1)}),
     ]
+    found = {layout()}
     for name, value in changes:
         with monkeypatch.context() as patch:
             patch.setattr(chat, name, value)
-            sanity_checks.chat_layout.cache_clear()
-            found.add(sanity_checks.chat_layout())
-    sanity_checks.chat_layout.cache_clear()
+            found.add(layout())
     assert len(found) == 1 + len(changes)
 
 
+def test_facts_that_cannot_be_read_are_named(tmp_path):
+    ours = {"tokenizer": "1" * 64, "layout": "2" * 64}
+    check_lineage(tmp_path, **ours)  # a model from elsewhere has none
+    for text in ("{", "[]", "{}", '{"tokenizer": 5, "layout": null}', '{"tokenizer": "11"}'):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ModelError, match=r"taught\.json cannot be read"):
+            check_lineage(tmp_path, **ours)
+
+
 @pytest.fixture(scope="session")
-def confident(
-    models: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: RunStage,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A chat model that is sure of sums and spelling, and knows nothing else."""
-    folder = tmp_path_factory.mktemp("confident")
+def confident(pipeline, tmp_path_factory):
+    """Train a chat model that is sure of sums and spelling, and knows nothing else."""
     names = ("arithmetic", "spelling")
     mixture = [{"task": name, "num_examples": 40, "epochs": 60} for name in names]
-    job = make_job("midtrain", folder, models, section={"mixture": mixture})
-    assert run_stage(job)["val_loss"] < 0.5 * math.log(512)
+    bench = Bench(pipeline, tmp_path_factory.mktemp("confident"))
+    job, metrics = bench.done("midtrain", section={"mixture": mixture})
+    assert metrics["val_loss"] < 0.5 * math.log(512)
     return job.output
+
+
+def with_record(source, target, record):
+    """Copy a model with its record, without the loss in it, of another text, or without one."""
+    shutil.copytree(source, target)
+    facts = json.loads((target / FILE).read_text())
+    assert facts["loss"] > 0
+    other_text = {"loss": 99.0, "text": "0" * 64}
+    changes = {"without a loss": {"loss": None}, "of another text": other_text}
+    if record == "none":
+        (target / FILE).unlink()
+    else:
+        (target / FILE).write_text(json.dumps({**facts, **changes.get(record, {})}))
+    return target
 
 
 STYLES = {
     "customers": (
-        "Where is my order?",
-        "It left our warehouse on Monday; here is the parcel number.",
+        *("Where is my order?", "It left our warehouse on Monday; here is the parcel number."),
     ),
     "german": (
-        "Wie sp\u00e4t ist es?",
-        "Es ist kurz nach halb neun, und der Zug f\u00e4hrt gleich.",
+        *("Wie sp\u00e4t ist es?", "Es ist kurz nach halb neun, und der Zug f\u00e4hrt gleich."),
     ),
     "code": ("reverse a list", "def reverse(items):\n    return items[::-1]\n"),
     "chinese": ("\u4f60\u597d\u5417?", "\u6211\u5f88\u597d\uff0c\u8c22\u8c22\u4f60\u3002"),
@@ -136,166 +131,114 @@ STYLES = {
 
 @pytest.mark.parametrize("record", ["whole", "without a loss", "of another text", "none"])
 @pytest.mark.parametrize("style", STYLES)
-def test_a_healthy_model_is_trained_on_chats_of_any_style(
-    models: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: RunStage,
-    tmp_path: Path,
-    confident: Path,
-    style: str,
-    record: str,
-) -> None:
-    """Worse than guessing on them, it is far from wrong."""
+def test_a_healthy_model_trains_on_chats_of_any_style(bench, tmp_path, confident, style, record):
+    """It is worse than guessing on them, and far from wrong."""
     model = with_record(confident, tmp_path / "model", record)
-    data = shutil.copytree(models["task_data"], tmp_path / "task_data")
+    data = shutil.copytree(bench.models["task_data"], tmp_path / "task_data")
     question, answer = STYLES[style]
     for split in ("train", "test"):
         lines = (json.dumps(one_turn(f"{question} {i}", f"{answer} {i}")) + "\n" for i in range(40))
         (data / "arithmetic" / f"{split}.jsonl").write_text("".join(lines))
-    job = make_job("sft", tmp_path / "job", {**models, "task_data": data, "midtrain": model})
-    metrics = run_stage(job)
-    assert metrics["val_loss_first"] > 1.1 * math.log(512)  # and was refused for it
+    job, metrics = bench.done("sft", inputs={"task_data": data, "midtrain": model})
+    assert metrics["val_loss_first"] > 1.1 * math.log(512)
     assert metrics["val_loss"] < metrics["val_loss_first"]
-    messages = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert any("no stage recorded" in text for text in messages) == (record != "whole")
+    warned = any("no stage recorded" in text for text in bench.messages(job))
+    assert warned == (record != "whole")
 
 
-@pytest.mark.parametrize("stage", ["midtrain", "sft", "rl"])
+@every_stage
 def test_a_model_without_a_record_is_trained_on_whatever_it_knows(
-    models: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: RunStage,
-    tmp_path: Path,
-    confident: Path,
-    stage: str,
-) -> None:
+    bench, tmp_path, confident, stage
+):
     """English is noise to it, as to a model of another language."""
-    inputs = with_other_tokenizer({**models, INPUT[stage]: confident}, stage, tmp_path)
-    (inputs[INPUT[stage]] / FILE).unlink()
-    run_stage(make_job(stage, tmp_path / "job", inputs))
+    model = with_other_tokenizer(confident, tmp_path / "model")
+    (model / FILE).unlink()
+    bench.done(stage, inputs={INPUT[stage]: model})
 
 
-def with_record(source: Path, directory: Path, record: str) -> Path:
-    """Copy a model with its record, without the loss in it, of another text, or without one."""
-    shutil.copytree(source, directory)
-    facts = json.loads((directory / FILE).read_text())
-    assert facts["loss"] > 0
-    if record == "without a loss":
-        (directory / FILE).write_text(json.dumps({**facts, "loss": None}))
-    elif record == "of another text":
-        (directory / FILE).write_text(json.dumps({**facts, "loss": 99.0, "text": "0" * 64}))
-    elif record == "none":
-        (directory / FILE).unlink()
-    return directory
-
-
-def test_weights_of_another_model_are_refused_by_what_theirs_reached(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, confident: Path
-) -> None:
+def test_weights_of_another_model_are_refused_by_what_theirs_reached(bench, tmp_path, confident):
     """The tokenizer is the recorded one: the loss alone gives them away."""
     model = shutil.copytree(confident, tmp_path / "model")
-    shutil.copyfile(models["pretrain"] / "model.safetensors", model / "model.safetensors")
-    job = make_job("sft", tmp_path / "job", {**models, "midtrain": model})
+    shutil.copyfile(bench.models["pretrain"] / "model.safetensors", model / "model.safetensors")
     with pytest.raises(ModelError, match=r"on a fixed text is .* made the model measured"):
-        run_stage(job)
+        bench.done("sft", inputs={"midtrain": model})
 
 
 @pytest.mark.parametrize("change", [{"softcap": 6.0}, {"softcap": 30.0}, {"gate_scale": 60.0}])
-def test_other_constants_of_the_arithmetic_are_refused(
-    confident: Path, tmp_path: Path, change: dict[str, float]
-) -> None:
-    model = load_model(confident, torch.device("cpu"))
+def test_other_constants_of_the_arithmetic_are_refused(confident, tmp_path, change):
+    def check(directory):
+        model = load_model(directory, torch.device("cpu"))
+        sanity_checks.check_fit(directory, model, tokenizer, log=pytest.fail)
+
     tokenizer = Tokenizer.load(confident / "tokenizer")
-    sanity_checks.check_fit(confident, model, tokenizer, log=pytest.fail)
-    shutil.copytree(confident, tmp_path / "model")
-    path = tmp_path / "model" / "config.json"
-    tree = json.loads(path.read_text())
+    check(confident)
+    changed = shutil.copytree(confident, tmp_path / "model")
+    tree = json.loads((changed / "config.json").read_text())
     assert tree["numerics"].keys() >= change.keys()
-    path.write_text(json.dumps({**tree, "numerics": {**tree["numerics"], **change}}))
-    model = load_model(tmp_path / "model", torch.device("cpu"))
+    text = json.dumps({**tree, "numerics": {**tree["numerics"], **change}})
+    (changed / "config.json").write_text(text)
     with pytest.raises(ModelError, match="on a fixed text is"):
-        sanity_checks.check_fit(tmp_path / "model", model, tokenizer, log=pytest.fail)
+        check(changed)
 
 
-def test_a_model_that_knows_nothing_is_good_enough(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
-) -> None:
-    """One of six steps: the gate must not be tighter than guessing."""
-    base = with_record(models["pretrain"], tmp_path / "model", "none")
-    job = make_job("midtrain", tmp_path / "job", {**models, "pretrain": base})
-    assert run_stage(job)["val_loss_first"] > 0.9 * math.log(512)
+def test_a_model_that_knows_nothing_is_good_enough(bench, tmp_path):
+    """It is one of six steps: the check must not be tighter than guessing."""
+    base = with_record(bench.models["pretrain"], tmp_path / "model", "none")
+    _, metrics = bench.done("midtrain", inputs={"pretrain": base})
+    assert metrics["val_loss_first"] > 0.9 * math.log(512)
 
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
-def test_a_mixture_without_a_supervised_token_is_refused(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
-) -> None:
-    data = tmp_path / "task_data"
-    shutil.copytree(models["task_data"], data)
-    only_asked = {"messages": [{"role": "user", "content": "and?"}]}
-    files = list(data.rglob("arithmetic*"))
-    files = [f for path in files for f in (path.rglob("*") if path.is_dir() else [path])]
-    for path in files:
-        if path.is_file():
-            lines = len(path.read_text(encoding="utf-8").splitlines())
-            path.write_text((json.dumps(only_asked) + "\n") * lines, encoding="utf-8")
+def test_a_mixture_without_a_supervised_token_is_refused(bench, tmp_path, stage):
+    data = shutil.copytree(bench.models["task_data"], tmp_path / "task_data")
+    line = json.dumps({"messages": [{"role": "user", "content": "and?"}]}) + "\n"
+    for path in (data / "arithmetic").iterdir():
+        path.write_text(line * len(path.read_text(encoding="utf-8").splitlines()))
     mixture = [{"task": "arithmetic", "num_examples": 4, "epochs": 1}]
-    job = make_job(
-        stage, tmp_path / "job", {**models, "task_data": data}, section={"mixture": mixture}
-    )
     with pytest.raises(DataError, match="no token to learn from"):
-        run_stage(job)
+        bench.done(stage, inputs={"task_data": data}, section={"mixture": mixture})
 
 
-def test_a_mixture_without_a_conversation_to_test_with_is_refused(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
-) -> None:
-    data = shutil.copytree(models["task_data"], tmp_path / "task_data")
+def test_a_mixture_without_a_conversation_to_test_with_is_refused(bench, tmp_path):
+    data = shutil.copytree(bench.models["task_data"], tmp_path / "task_data")
     (data / "arithmetic" / "test.jsonl").write_bytes(b"")
-    job = make_job("sft", tmp_path / "job", {**models, "task_data": data})
     with pytest.raises(DataError, match="no conversation to test with") as error:
-        run_stage(job)
+        bench.done("sft", inputs={"task_data": data})
     assert "num_test" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(("reward", "word"), [(0.0, "easier"), (1.0, "harder")])
-def test_rewards_that_are_all_alike_are_warned_of_once(
-    models: dict[str, Path],
-    make_job: MakeJob,
-    run_stage: RunStage,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    reward: float,
-    word: str,
-) -> None:
+def test_rewards_that_are_all_alike_are_warned_of_once(bench, monkeypatch, reward, word):
     monkeypatch.setattr(rl, "are_correct", lambda _, graded: [reward == 1.0] * len(graded))
-    steps = FIRST_STEPS + 4
-    section = {"num_steps": steps, "max_new_tokens": 2, "samples_per_example": 2}
-    job = make_job("rl", tmp_path, models, section=section)
-    run_stage(job)
+    section = {"num_steps": FIRST_STEPS + 4, "max_new_tokens": 2, "samples_per_example": 2}
+    job, _ = bench.done("rl", section=section)
     events = list(read_events(job.events))
-    warnings = [e["text"] for e in events if "warning" in e.get("text", "")]
-    [warning] = warnings
-    assert f"got reward {reward:g}" in warning
-    assert word in warning
-    place = next(i for i, e in enumerate(events) if e.get("text") == warning)
+    [place] = [i for i, e in enumerate(events) if "warning" in e.get("text", "")]
+    assert f"got reward {reward:g}" in events[place]["text"]
+    assert word in events[place]["text"]
     assert [e["kind"] for e in events[:place]].count("step") == FIRST_STEPS
-    assert len(last_by_step(iter(events), "step")) == steps
+    assert len(bench.values(job)) == FIRST_STEPS + 4
 
 
-def test_rewards_that_differ_are_not_warned_of() -> None:
-    for rewards in ([0.0] * (FIRST_STEPS - 1) + [0.01], [0.5] * FIRST_STEPS, [1.0, 0.0] * 5):
-        assert len(rewards) == FIRST_STEPS
-        assert warn_of_rewards(rewards) is None
-    assert warn_of_rewards([0.0] * (FIRST_STEPS - 1)) is None
-    assert warn_of_rewards([0.0] * (FIRST_STEPS + 1)) is None  # said before
-    assert warn_of_rewards([0.0] * FIRST_STEPS) is not None
+@pytest.mark.parametrize(
+    ("rewards", "warned"),
+    [
+        ([0.0] * (FIRST_STEPS - 1) + [0.01], False),
+        ([0.5] * FIRST_STEPS, False),
+        ([1.0, 0.0] * (FIRST_STEPS // 2), False),
+        ([0.0] * (FIRST_STEPS - 1), False),
+        ([0.0] * (FIRST_STEPS + 1), False),  # warned of before
+        ([0.0] * FIRST_STEPS, True),
+    ],
+)
+def test_only_rewards_that_are_all_alike_are_warned_of(rewards, warned):
+    assert (warn_of_rewards(rewards) is not None) == warned
 
 
-def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
+def test_a_model_says_what_it_was_taught_with(bench):
     for stage in ("pretrain", "midtrain", "sft"):
-        facts = json.loads((models[stage] / FILE).read_text())
-        digest = Tokenizer.load(models[stage] / "tokenizer").digest()
+        facts = json.loads((bench.models[stage] / FILE).read_text())
+        digest = Tokenizer.load(bench.models[stage] / "tokenizer").digest()
         layout = None if stage == "pretrain" else sanity_checks.chat_layout()
         assert facts.pop("loss") == pytest.approx(math.log(512), rel=0.5)
         assert facts.pop("text") == fixed_text_digest()
@@ -304,10 +247,8 @@ def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("content", ["version https://git-lfs.github.com/spec/v1\noid", "", "{}"])
-def test_weights_that_are_a_pointer_of_git_lfs_say_how_to_get_them(
-    models: dict[str, Path], tmp_path: Path, name: str, content: str
-) -> None:
-    model = shutil.copytree(models["pretrain"], tmp_path / "model")
+def test_weights_that_are_a_pointer_of_git_lfs_say_how_to_get_them(bench, tmp_path, name, content):
+    model = shutil.copytree(bench.models["pretrain"], tmp_path / "model")
     (model / name).write_text(content)
     with pytest.raises(ModelError, match=f"{name} cannot be read: ") as error:
         load_state(model)

@@ -2,7 +2,6 @@
 are held against a model and an objective written from their formulas in float64."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -36,7 +35,7 @@ RECIPE = recipe_reference.Recipe(num_steps=1, total_batch_size=1, tokens=1, refe
 CLIP, KL_WEIGHT = 0.1, 0.3
 
 
-def small_model(seed: int = 2) -> GPT:
+def small_model(seed=2):
     """Every weight is random; each seed is another model, not far from the others."""
     config = ModelConfig(**dataclasses.asdict(SHAPE), sequence_len=32)
     model = GPT(config, scaling.numerics("fp32"))
@@ -49,9 +48,7 @@ def small_model(seed: int = 2) -> GPT:
     return model
 
 
-def rollout(
-    prompt: list[int], answer: list[int], mask: list[int], advantage: float, reward: float = 0.0
-) -> Rollout:
+def rollout(prompt, answer, mask, advantage, reward=0.0):
     return Rollout(prompt=prompt, answer=answer, mask=mask, reward=reward, advantage=advantage)
 
 
@@ -64,9 +61,7 @@ ROLLOUTS = [
 ]
 
 
-def gradients_of(
-    model: GPT, ref_log_probs: ReferenceLogProbs | None, *, device_batch_size: int = 2
-) -> tuple[dict[str, torch.Tensor], float]:
+def gradients_of(model, ref_log_probs, *, device_batch_size=2):
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
     num_tokens = count_sampled(ROLLOUTS, ALONE, torch.device("cpu"))
@@ -79,11 +74,11 @@ def gradients_of(
     return gradients, float(optimizer.start_reduce_scatter())
 
 
-def double(model: GPT) -> dict[str, torch.Tensor]:
+def double(model):
     return {k: v.detach().double().requires_grad_() for k, v in model.named_parameters()}
 
 
-def logp_in_double(weights: dict[str, torch.Tensor], r: Rollout) -> torch.Tensor:
+def logp_in_double(weights, r):
     """log p of each token of the answer."""
     ids = torch.tensor([r.prompt + r.answer])
     logits = recipe_reference.forward(weights, ids[:, :-1], SHAPE, RECIPE)[0]
@@ -91,12 +86,10 @@ def logp_in_double(weights: dict[str, torch.Tensor], r: Rollout) -> torch.Tensor
     return logp.gather(1, ids[0, 1:, None])[len(r.prompt) - 1 :, 0]
 
 
-def expected_gradients(
-    model: GPT, *, old: GPT | None, clip: float, reference: GPT | None, kl_weight: float
-) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+def expected_gradients(model, *, old, clip, reference, kl_weight):
     """Gradients, value and the ratios of the objective, token by token, all in float64."""
     weights, total, count = double(model), torch.zeros((), dtype=torch.float64), 0
-    ratios: list[float] = []
+    ratios = []
     for r in ROLLOUTS:
         if not r.answer:
             continue
@@ -122,7 +115,7 @@ def expected_gradients(
     return {k: v for k, v in grads.items() if v is not None}, value.item(), ratios
 
 
-def assert_close(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_close(ours, expected):
     assert ours.keys() == expected.keys()
     for name, gradient in ours.items():
         scale = expected[name].abs().max().item()
@@ -132,7 +125,7 @@ def assert_close(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         )
 
 
-def test_plain_gradients_are_those_of_the_formula_in_float64() -> None:
+def test_plain_gradients_are_those_of_the_formula_in_float64():
     expected, _, _ = expected_gradients(
         small_model(), old=None, clip=10.0, reference=None, kl_weight=0.0
     )
@@ -140,7 +133,7 @@ def test_plain_gradients_are_those_of_the_formula_in_float64() -> None:
     assert_close(ours, expected)
 
 
-def test_a_mask_that_lets_forced_tokens_in_is_noticed() -> None:
+def test_a_mask_that_lets_forced_tokens_in_is_noticed():
     """The comparison's control."""
     expected, _, _ = expected_gradients(
         small_model(), old=None, clip=10.0, reference=None, kl_weight=0.0
@@ -155,7 +148,7 @@ def test_a_mask_that_lets_forced_tokens_in_is_noticed() -> None:
         assert_close(ours, expected)
 
 
-def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64() -> None:
+def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64():
     model, old, reference = small_model(), small_model(3), small_model(4)
     ref_log_probs = ReferenceLogProbs(
         old=log_probs(old, ROLLOUTS, device_batch_size=2),
@@ -174,7 +167,7 @@ def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64(
     assert told == pytest.approx(value, rel=1e-4)
 
 
-def test_without_a_clip_the_gradients_are_others() -> None:
+def test_without_a_clip_the_gradients_are_others():
     """The control of the one before."""
     model, old = small_model(), small_model(3)
     logp = log_probs(old, ROLLOUTS, device_batch_size=2)
@@ -190,7 +183,7 @@ def test_without_a_clip_the_gradients_are_others() -> None:
         assert_close(free, expected)
 
 
-def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
+def test_on_the_first_update_clip_and_reference_change_no_gradient():
     """The ratio is 1, and the reference is the model itself."""
     plain, _ = gradients_of(small_model(), None)
     logp = log_probs(small_model(), ROLLOUTS, device_batch_size=5)
@@ -200,7 +193,7 @@ def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
         assert_close(found, plain)
 
 
-def test_the_micro_batch_does_not_change_the_gradient() -> None:
+def test_the_micro_batch_does_not_change_the_gradient():
     logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
     for ref_log_probs in (
         None,
@@ -213,12 +206,10 @@ def test_the_micro_batch_does_not_change_the_gradient() -> None:
             torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
 
 
-def test_rows_that_are_padded_to_a_gpus_lengths_give_the_same_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shapes: list[torch.Size] = []
+def test_rows_that_are_padded_to_a_gpus_lengths_give_the_same_gradient(monkeypatch):
+    shapes = []
 
-    def padded(model: GPT, batch: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    def padded(model, batch):
         tokens, targets = pad(batch, model.config.sequence_len, multiple=8)
         shapes.append(tokens.shape)
         return tokens, targets
@@ -233,7 +224,7 @@ def test_rows_that_are_padded_to_a_gpus_lengths_give_the_same_gradient(
         torch.testing.assert_close(wider[name], plain[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_length_is_padded_to_the_models_at_most() -> None:
+def test_a_length_is_padded_to_the_models_at_most():
     rollout = ROLLOUTS[0]
     length = len(rollout.prompt) + len(rollout.answer) - 1
     for longest in (length, length + 3, 200):
@@ -241,7 +232,7 @@ def test_a_length_is_padded_to_the_models_at_most() -> None:
         assert tokens.shape == targets.shape == (1, min(longest, 128))
 
 
-def test_log_probs_are_those_of_the_answers_tokens_in_their_order() -> None:
+def test_log_probs_are_those_of_the_answers_tokens_in_their_order():
     model = small_model()
     expected = [
         logp_in_double(double(model), r).detach() * torch.tensor(r.mask) if r.answer else None
@@ -255,7 +246,7 @@ def test_log_probs_are_those_of_the_answers_tokens_in_their_order() -> None:
             torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others() -> None:
+def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others():
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
     assert advantages_of(rewards, "group_mean") == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
     others = [sum(rewards[:i] + rewards[i + 1 :]) / 4 for i in range(5)]
@@ -265,11 +256,11 @@ def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others(
 
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
-def test_a_group_of_equals_has_no_advantage_at_all(baseline: str, reward: float) -> None:
+def test_a_group_of_equals_has_no_advantage_at_all(baseline, reward):
     assert advantages_of([reward] * 7, baseline) == [0.0] * 7
 
 
-def test_groups_whose_rewards_are_equal_are_dropped_whole() -> None:
+def test_groups_whose_rewards_are_equal_are_dropped_whole():
     rewards = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
     rollouts = [rollout([g], [i], [1], 0.0, r) for g, group in enumerate(rewards)
                 for i, r in enumerate(group)]  # fmt: skip

@@ -3,37 +3,33 @@
 That is what `nanochat accept --prove` stands on: no value that it compares may depend on a clock.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.fingerprint import Code, identify
 from flows.identity.manifest import Manifest
-from flows.plan.prove import Proof, prove
-from flows.stages import Stage, stage_named
-from nanochat_core.config import RunConfig
+from flows.plan.prove import prove
+from flows.stages import stage_named
 from nanochat_core.errors import ArtifactError
-from nanochat_core.job import Job
 from tests.integration.flows.plan.test_prove import offer
 from tests.support.flows.repository import commit_all, copy_packages, git
 from tests.support.flows.rows import PROVENANCE
 
 pytestmark = pytest.mark.torch
 Edit = tuple[str, str, str]  # module, old text, new text
-CLEARER: Edit = ("nanochat_core/optim/muon.py", "polynomial", "of_gram")
+CLEARER = ("nanochat_core/optim/muon.py", "polynomial", "of_gram")
 # Too little for the losses of three steps to show.
-OTHER: Edit = ("nanochat_core/optim/muon.py", "BETA2 = 0.9 ", "BETA2 = 0.9000001 ")
+OTHER = ("nanochat_core/optim/muon.py", "BETA2 = 0.9 ", "BETA2 = 0.9000001 ")
 
 
-def copy_repository(tmp_path: Path) -> tuple[Path, str]:
-    """A copy of our packages under git, and its commit."""
+def copy_repository(tmp_path):
+    """Return a copy of our packages under git, and its commit."""
     root = copy_packages(tmp_path / "repository")
     return root, commit_all(root)
 
 
-def manifest_of(identity: Identity, commit: str) -> Manifest:
+def manifest_of(identity, commit):
     return Manifest(
         stage=identity.stage,
         fingerprint=identity.fingerprint,
@@ -47,9 +43,7 @@ def manifest_of(identity: Identity, commit: str) -> Manifest:
     )
 
 
-def prove_edit(
-    repository: tuple[Path, str], stage: Stage, config: RunConfig, job: Job, edit: Edit
-) -> Proof:
+def prove_edit(repository, stage, config, job, edit):
     root, commit = repository
     digests = {source.name: "0" * 64 for source in stage.inputs}
     old = identify(stage, config, digests, code=Code(root))
@@ -60,26 +54,18 @@ def prove_edit(
     commit_all(root)
     new = identify(stage, config, digests, code=Code(root))
     assert new.fingerprint != old.fingerprint
-    return prove(
-        offer(stage, new, manifest_of(old, commit)),
-        job,
-        processes=1,
-        steps=3,
-        root=root,
-        log=lambda text: None,
-    )
+    offered = offer(stage, new, manifest_of(old, commit))
+    return prove(offered, job, processes=1, steps=3, root=root, log=lambda text: None)
 
 
-def test_a_clearer_optimizer_is_proven_and_another_one_is_not(
-    config: RunConfig, data: dict[str, Path], make_job: Callable[..., Job], tmp_path: Path
-):
+def test_a_clearer_optimizer_is_proven_and_another_one_is_not(bench, tmp_path):
     repository = copy_repository(tmp_path)
     stage = stage_named("pretrain")
     long = {"num_steps": 5000}  # it would not end before it is stopped
-    job = make_job("pretrain", tmp_path / "equal", data, section=long)
-    proof = prove_edit(repository, stage, config, job, CLEARER)
+    job = bench.job("pretrain", "equal", section=long)
+    proof = prove_edit(repository, stage, bench.config, job, CLEARER)
     assert proof.compared > 3 + 1  # losses, the first evaluation; weights and optimizer
-    job = make_job("pretrain", tmp_path / "other", data, section=long)
+    job = bench.job("pretrain", "other", section=long)
     fixed = (repository[0], git(repository[0], "rev-parse", "HEAD"))
     with pytest.raises(ArtifactError, match=r"^checkpoint tensors"):
-        prove_edit(fixed, stage, config, job, OTHER)
+        prove_edit(fixed, stage, bench.config, job, OTHER)

@@ -3,11 +3,14 @@
 Its artifacts are made once a run and read by all of pytest's workers: no test may write to them.
 """
 
+import contextlib
 import fcntl
 import importlib
 import json
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -18,9 +21,12 @@ from flows.profiles import open_profile
 from flows.stages import STAGES, stage_named
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Job
+from nanochat_core.runtime import interrupt
+from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from tests.support.small_job import one_thread, small_job
 
 BEFORE_TRAINING = ("shards", "task_data", "tokenizer", "tokens", "rows")
+MODELS = ("pretrain", "midtrain", "sft")
 OVERRIDES = (
     "shards.source=local",
     "shards.num_shards=2",
@@ -56,75 +62,184 @@ OVERRIDES = (
 )
 
 
-@pytest.fixture(scope="session")
-def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """The tiny profile, cut down further, reading a folder of text."""
-    lines = [json.dumps({"text": text}) for text in topics.values()]
+class Pipeline:
+    """The artifacts of the small pipeline, each made when a test first asks for it."""
 
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
 
-    folder = made_once("text", tmp_path_factory, write)
-    return open_profile("tiny", depth=2, overrides=[*OVERRIDES, f"shards.path={folder}"]).run
+    @cached_property
+    def config(self) -> RunConfig:
+        """The tiny profile, cut down further, reading a folder of text."""
+        lines = [json.dumps({"text": text}) for text in topics.values()]
+
+        def write(folder: Path) -> None:
+            folder.mkdir()
+            (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+
+        folder = made_once("text", self.factory, write)
+        return open_profile("tiny", depth=2, overrides=[*OVERRIDES, f"shards.path={folder}"]).run
+
+    @cached_property
+    def data(self) -> dict[str, Path]:
+        """Outputs of every stage before training, by name."""
+        return self._outputs("data", BEFORE_TRAINING, {})
+
+    @cached_property
+    def models(self) -> dict[str, Path]:
+        """`data`, and the outputs of pretrain, midtrain and sft."""
+        return self._outputs("models", MODELS, self.data)
+
+    def _outputs(
+        self, folder: str, names: tuple[str, ...], inputs: dict[str, Path]
+    ) -> dict[str, Path]:
+        def make(root: Path) -> None:
+            outputs, bench = dict(inputs), Bench(self, root)
+            for stage in (stage for stage in STAGES if stage.name in names):
+                job = bench.job(stage.name, stage.name, inputs=outputs)
+                bench.run(job)
+                outputs[stage.name] = job.output
+
+        root = made_once(folder, self.factory, make)
+        return inputs | {name: root / name / "output" for name in names}
 
 
-@pytest.fixture(scope="session")
-def make_job(config: RunConfig) -> Callable[..., Job]:
-    """make_job(stage name, directory, inputs, section={...}, resources={...}) -> Job."""
+class Bench:
+    """Runs stages of the small pipeline in folders below `directory`."""
 
-    def make(
+    def __init__(self, pipeline: Pipeline, directory: Path) -> None:
+        self.pipeline, self.directory = pipeline, directory
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the small pipeline."""
+        return self.pipeline.config
+
+    @property
+    def data(self) -> dict[str, Path]:
+        """Outputs of every stage before training, by name."""
+        return self.pipeline.data
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """`data`, and the outputs of pretrain, midtrain and sft."""
+        return self.pipeline.models
+
+    def job(
+        self,
         name: str,
-        directory: Path,
-        inputs: dict[str, Path],
+        folder: str = "job",
         *,
+        inputs: dict[str, Path] | None = None,
         section: dict[str, Any] | None = None,
-        resources: dict[str, Any] | None = None,
+        **resources: Any,
     ) -> Job:
-        stage = stage_named(name)
-        tree = config.tree()
+        """Return a job of a stage with changes to its settings and resources. Inputs that are not
+        given are the pipeline's."""
+        stage, given = stage_named(name), inputs or {}
+        lacking = {i.name for i in stage.inputs} - given.keys()
+        if lacking:
+            given = (self.data if lacking <= {*BEFORE_TRAINING} else self.models) | given
+        tree = self.config.tree()
         sections = {key: tree[key] for key in stage.config}
         if section:
             sections[name] = {**sections[name], **section}
+        directory = self.directory / folder
         directory.mkdir(parents=True, exist_ok=True)
         job = small_job(
             directory,
             stage=name,
             entry=stage.entry,
             config=sections,
-            inputs={i.name: inputs[i.name] for i in stage.inputs},
-            resources=one_thread(**{"device_batch_size": 4, **(resources or {})}),
+            inputs={i.name: given[i.name] for i in stage.inputs},
+            resources=one_thread(**{"device_batch_size": 4, **resources}),
         )
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)
         return job
 
-    return make
+    @staticmethod
+    def run(job: Job) -> dict[str, Any]:
+        """Run a job in this process and return its metrics."""
+        return importlib.import_module(job.entry).run(job)
+
+    def done(self, *given: Any, **named: Any) -> tuple[Job, dict[str, Any]]:
+        """Make a job as `job` does and run it: the job and its metrics."""
+        job = self.job(*given, **named)
+        return job, self.run(job)
+
+    def stop_after(self, step: int, job: Job, run: Callable[[Job], Any] | None = None) -> None:
+        """Run a job to which SIGTERM comes right after it reported a step."""
+        report = Progress.step
+
+        def report_and_stop(progress: Progress, done: int, **values: Any) -> None:
+            report(progress, done, **values)
+            if done == step:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.MonkeyPatch.context() as patch, worker_signals():
+            patch.setattr(Progress, "step", report_and_stop)
+            with pytest.raises(interrupt.Interrupted):
+                (run or self.run)(job)
+
+    @staticmethod
+    def values(job: Job, kind: str = "step") -> dict[int, dict[str, float]]:
+        """Return what a job last reported of each step, or of each `eval`."""
+        return last_by_step(read_events(job.events), kind)
+
+    @staticmethod
+    def losses(job: Job) -> list[float]:
+        """Return the loss of each step."""
+        return [values["loss"] for values in Bench.values(job).values()]
+
+    @staticmethod
+    def messages(job: Job) -> list[str]:
+        """Return the texts that a job logged."""
+        return [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+
+    @staticmethod
+    def has_resumed(job: Job) -> bool:
+        """Return whether one of the job's executions resumed from a checkpoint."""
+        return any(e["kind"] == "start" and e["resumed"] for e in read_events(job.events))
+
+    @staticmethod
+    def files(directory: Path) -> dict[str, bytes]:
+        """Return the contents of every file below a directory."""
+        found = (path for path in directory.rglob("*") if path.is_file())
+        return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
+
+
+@contextlib.contextmanager
+def worker_signals() -> Iterator[None]:
+    """Handle signals as a worker does; afterwards no stop is requested."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    interrupt.STOP.requested = False
+    interrupt.install()
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        interrupt.STOP.requested = False
+
+
+def are_even(task: str, graded: Sequence[tuple[Any, str]]) -> list[bool]:
+    """Grade answers by their length. So small a model answers nothing right, and half of its
+    answers are even."""
+    return [len(answer) % 2 == 0 for _, answer in graded]
 
 
 @pytest.fixture(scope="session")
-def run_stage() -> Callable[[Job], dict[str, Any]]:
-    """Runs a job in this process."""
-    return _run_stage
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """The artifacts that all tests share."""
+    return Pipeline(tmp_path_factory)
 
 
-def _run_stage(job: Job) -> dict[str, Any]:
-    return importlib.import_module(job.entry).run(job)
-
-
-@pytest.fixture(scope="session")
-def data(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Outputs of every stage before training, by name."""
-    return _outputs("data", BEFORE_TRAINING, {}, make_job, tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def models(
-    data: dict[str, Path], make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """`data`, and the outputs of pretrain, midtrain and sft."""
-    names = ("pretrain", "midtrain", "sft")
-    return _outputs("models", names, data, make_job, tmp_path_factory)
+@pytest.fixture
+def bench(pipeline: Pipeline, tmp_path: Path) -> Bench:
+    """Jobs in the test's own folder."""
+    return Bench(pipeline, tmp_path)
 
 
 def made_once(
@@ -141,21 +256,3 @@ def made_once(
             make(directory)
             done.touch()
     return directory
-
-
-def _outputs(
-    folder: str,
-    names: tuple[str, ...],
-    inputs: dict[str, Path],
-    make_job: Callable[..., Job],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:
-    def make(root: Path) -> None:
-        outputs = dict(inputs)
-        for stage in (stage for stage in STAGES if stage.name in names):
-            job = make_job(stage.name, root / stage.name, outputs)
-            _run_stage(job)
-            outputs[stage.name] = job.output
-
-    root = made_once(folder, tmp_path_factory, make)
-    return inputs | {name: root / name / "output" for name in names}
