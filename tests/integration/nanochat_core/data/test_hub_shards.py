@@ -1,38 +1,30 @@
 """Stage `shards` from the Hub: growth, resuming, what is kept and what is refused, by source."""
 
-import hashlib
-import io
 import os
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import constants
 
-from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data.hub import client as hub_module
 from nanochat_core.data.hub import shards as hub_shards
 from nanochat_core.data.hub.shards import HubDataset
-from nanochat_core.data.shard_files import Origin, ShardSet, read_batches, shard_name
-from nanochat_core.data.text.text_folder import folder_snapshot
+from nanochat_core.data.shard_files import Origin, ShardSet, shard_name
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import read_events
-from tests.support.nanochat_core.data.hub_server import HubServer
+from tests.support.nanochat_core.data.fixtures import documents_of, parquet_bytes, refused
 
 NUM_SHARDS = 8
 SOURCES = ("climbmix", "fineweb-edu")
 REPOSITORIES = {name: dataset.repository for name, dataset in hub_shards.DATASETS.items()}
 
 
-def parquet(texts, **options) -> bytes:
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), buffer, **options)
-    return buffer.getvalue()
+def parquet(texts, **options):
+    return parquet_bytes({"text": texts}, **options)
 
 
-def texts_of(number: int) -> list[str]:
+def texts_of(number):
     return [f"shard {number}, document {i}: {'lorem ' * (i % 5)}" for i in range(50)]
 
 
@@ -40,7 +32,7 @@ FILES = {shard_name(n): parquet(texts_of(n), row_group_size=20) for n in range(N
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """Datasets of eight shards, and little patience."""
     datasets = {
         name: HubDataset(repository=REPOSITORIES[name], num_shards=NUM_SHARDS) for name in SOURCES
@@ -52,37 +44,39 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> str:
+def source(request):
     return request.param
 
 
-def config(source: str, num_shards: int = 2, revision: str | None = "main") -> ShardsConfig:
-    return ShardsConfig(
-        source=source, path=None, num_shards=num_shards, snapshot=(), revision=revision
+@pytest.fixture
+def job(shards_job):
+    """job(source, number of shards, revision): a job that reads a dataset."""
+    return lambda source="climbmix", num_shards=2, revision="main": shards_job(
+        source, num_shards=num_shards, revision=revision
     )
 
 
-def documents_of(path: Path) -> list[str]:
-    return [text for group in read_batches(path) for text in group]
+def parquet_of(job):
+    return [path.read_bytes() for path in sorted(job.output.glob("*.parquet"))]
 
 
-def digests(directory: Path) -> dict[str, str]:
-    files = directory.glob("*.parquet")
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def documents_in(job):
+    """Documents of each shard, that of validation last."""
+    made = ShardSet.open(job.output)
+    return [documents_of(path) for path in (*made.train, made.validation)]
 
 
-def names(hub: HubServer) -> list[str]:
+def names(hub):
     """Shards whose bytes were sent, each time they were."""
     return sorted(request.file for request in hub.downloads())
 
 
-def test_the_last_shard_of_the_dataset_is_for_validation(hub: HubServer, make_job, source):
+def test_the_last_shard_of_the_dataset_is_for_validation(hub, job, source):
     commit = hub.add(REPOSITORIES[source], {"README.md": b"hello", **FILES})
-    job = make_job("shards", {}, shards=config(source))
-    metrics = shards.run(job)
-    made = ShardSet.open(job.output)
-    assert [documents_of(path) for path in made.train] == [texts_of(0), texts_of(1)]
-    assert documents_of(made.validation) == texts_of(7)
+    stage = job(source)
+    metrics = shards.run(stage)
+    made = ShardSet.open(stage.output)
+    assert documents_in(stage) == [texts_of(0), texts_of(1), texts_of(7)]
     assert made.validation.read_bytes() == FILES["shard_00007.parquet"]
     assert made.origin == Origin(repository=REPOSITORIES[source], revision="main", commit=commit)
     assert metrics == {
@@ -94,14 +88,14 @@ def test_the_last_shard_of_the_dataset_is_for_validation(hub: HubServer, make_jo
         "commit": commit,
     }
     assert names(hub) == [shard_name(0), shard_name(1), shard_name(7)]
-    assert not (job.directory / "scratch").exists()
+    assert not (stage.directory / "scratch").exists()
 
 
-def test_progress_counts_shards_and_bytes(hub: HubServer, make_job):
+def test_progress_counts_shards_and_bytes(hub, job):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix"))
-    shards.run(job)
-    events = list(read_events(job.events))
+    stage = job()
+    shards.run(stage)
+    events = list(read_events(stage.events))
     assert [event["kind"] for event in events] == ["message", "start", "step", "step", "step"]
     assert "3 shards, 0 MB" in events[0]["text"]
     assert events[1]["unit"] == "shard"
@@ -109,106 +103,98 @@ def test_progress_counts_shards_and_bytes(hub: HubServer, make_job):
     assert (events[-1]["step"], events[-1]["values"]) == (3, {"bytes": size})
 
 
-def test_more_shards_cost_only_the_new_ones(hub: HubServer, make_job, tmp_path):
+def test_more_shards_cost_only_the_new_ones(hub, job, tmp_path):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    first = make_job("shards", {}, shards=config("climbmix", 2))
+    first = job("climbmix", 2)
     shards.run(first)
     (tmp_path / "shards-job").rename(tmp_path / "earlier")
     before = len(hub.requests)
-    job = make_job("shards", {}, shards=config("climbmix", 5))
-    shards.run(job)
+    stage = job("climbmix", 5)
+    shards.run(stage)
     assert [request.file for request in hub.requests[before:] if request.kind == "bytes"]
     assert names(hub) == [shard_name(n) for n in (0, 1, 2, 3, 4, 7)]
-    made = ShardSet.open(job.output)
-    assert [documents_of(path) for path in made.train] == [texts_of(n) for n in range(5)]
-    assert documents_of(made.validation) == texts_of(7)
+    assert documents_in(stage) == [texts_of(n) for n in (0, 1, 2, 3, 4, 7)]
 
 
-def test_a_job_that_resumes_downloads_only_what_is_missing(hub: HubServer, make_job):
+def test_a_job_that_resumes_downloads_only_what_is_missing(hub, job):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix", 4))
+    stage = job("climbmix", 4)
     hub.fail(shard_name(3), 403)
-    with pytest.raises(DataError, match="answers 403 for 5 files of karpathy/climbmix"):
-        shards.run(job)
-    assert not (job.output / "shards.json").exists()
+    refused("answers 403 for 5 files of karpathy/climbmix", shards.run, stage, leaves=True)
+    assert not (stage.output / "shards.json").exists()
     before = {request.file for request in hub.downloads() if request.status == 200}
     first = len(hub.requests)
-    shards.run(job)
+    shards.run(stage)
     again = {request.file for request in hub.requests[first:] if request.kind == "bytes"}
     assert shard_name(3) in again
     assert not again & before
-    assert digests(job.output) == {
-        shard_name(place): hashlib.sha256(FILES[shard_name(n)]).hexdigest()
-        for place, n in enumerate((0, 1, 2, 3, 7))
-    }
+    assert parquet_of(stage) == [FILES[shard_name(n)] for n in (0, 1, 2, 3, 7)]
 
 
-def test_a_shard_that_lies_damaged_in_the_output_is_replaced(hub: HubServer, make_job):
+def test_a_shard_that_lies_damaged_in_the_output_is_replaced(hub, job):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix"))
-    shards.run(job)
-    whole = digests(job.output)
+    stage = job()
+    shards.run(stage)
+    whole = parquet_of(stage)
     for name, data in ((shard_name(0), b"half"), (shard_name(1), FILES[shard_name(2)])):
-        (job.output / name).unlink()  # it may be the very file in the cache
-        (job.output / name).write_bytes(data)
-    shards.run(job)
-    assert digests(job.output) == whole
+        (stage.output / name).unlink()  # it may be the very file in the cache
+        (stage.output / name).write_bytes(data)
+    shards.run(stage)
+    assert parquet_of(stage) == whole
     assert len(hub.downloads()) == 3
 
 
-def test_an_output_takes_no_space_beside_the_cache(hub: HubServer, make_job, monkeypatch):
+def test_an_output_takes_no_space_beside_the_cache(hub, job, monkeypatch):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix"))
-    shards.run(job)
-    assert {path.stat().st_nlink for path in job.output.glob("*.parquet")} == {2}
+    stage = job()
+    shards.run(stage)
+    assert {path.stat().st_nlink for path in stage.output.glob("*.parquet")} == {2}
 
-    def refuse(*paths: object) -> None:
+    def refuse(*paths):
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    for path in job.output.glob("*.parquet"):
+    for path in stage.output.glob("*.parquet"):
         path.unlink()
-    shards.run(job)
-    assert {path.stat().st_nlink for path in job.output.glob("*.parquet")} == {1}
-    assert len(digests(job.output)) == 3
+    shards.run(stage)
+    assert {path.stat().st_nlink for path in stage.output.glob("*.parquet")} == {1}
+    assert len(parquet_of(stage)) == 3
 
 
-def test_a_branch_that_moved_between_two_attempts_never_mixes(hub: HubServer, make_job):
+def test_a_branch_that_moved_between_two_attempts_never_mixes(hub, job):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix", 3))
+    stage = job("climbmix", 3)
     hub.fail(shard_name(2), 403)
     with pytest.raises(DataError):
-        shards.run(job)
+        shards.run(stage)
     other = {name: parquet([f"new {name}"]) for name in FILES}
     commit = hub.add(REPOSITORIES["climbmix"], other)
-    assert shards.run(job)["commit"] == commit
-    made = ShardSet.open(job.output)
-    texts = [documents_of(path) for path in (*made.train, made.validation)]
-    assert texts == [[f"new {shard_name(n)}"] for n in (0, 1, 2, 7)]
+    assert shards.run(stage)["commit"] == commit
+    assert documents_in(stage) == [[f"new {shard_name(n)}"] for n in (0, 1, 2, 7)]
 
 
-def test_a_commit_is_always_the_same_text(hub: HubServer, make_job):
+def test_a_commit_is_always_the_same_text(hub, job):
     first = hub.add(REPOSITORIES["climbmix"], FILES)
     hub.add(REPOSITORIES["climbmix"], {name: parquet([name]) for name in FILES})
-    job = make_job("shards", {}, shards=config("climbmix", revision=first))
-    assert shards.run(job)["commit"] == first
-    assert documents_of(ShardSet.open(job.output).train[0]) == texts_of(0)
+    stage = job("climbmix", revision=first)
+    assert shards.run(stage)["commit"] == first
+    assert documents_in(stage)[0] == texts_of(0)
 
 
-def test_blank_documents_are_left_out(hub: HubServer, make_job, source):
+def test_blank_documents_are_left_out(hub, job, source):
     blank = [None, "", " \n", *texts_of(0)]
     hub.add(REPOSITORIES[source], {**FILES, shard_name(0): parquet(blank, row_group_size=2)})
-    job = make_job("shards", {}, shards=config(source))
-    metrics = shards.run(job)
+    stage = job(source)
+    metrics = shards.run(stage)
     assert (metrics["documents"], metrics["blank_documents"]) == (150, 3)
-    first = digests(job.output)
-    assert documents_of(ShardSet.open(job.output).train[0]) == texts_of(0)
-    assert shards.run(job)["blank_documents"] == 3
-    assert digests(job.output) == first
+    first = parquet_of(stage)
+    assert documents_in(stage)[0] == texts_of(0)
+    assert shards.run(stage)["blank_documents"] == 3
+    assert parquet_of(stage) == first
     assert len(hub.downloads()) == 3
 
 
-def not_utf8() -> bytes:
+def not_utf8():
     data = [*(text.encode() for text in texts_of(0)), b"\xc3("]
     return parquet(pa.array(data, pa.binary()).view(pa.string()), row_group_size=25)
 
@@ -225,64 +211,38 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_shard_on_the_hub_that_cannot_be_used_is_named(hub: HubServer, make_job, source, kind):
+def test_a_shard_on_the_hub_that_cannot_be_used_is_named(hub, job, source, kind):
     data, complaint = BAD[kind]
     hub.add(REPOSITORIES[source], {**FILES, shard_name(1): data})
-    job = make_job("shards", {}, shards=config(source))
-    with pytest.raises(DataError, match=complaint.format(file=r"shard_00001\.parquet")) as error:
-        shards.run(job)
-    assert error.value.hint
-    assert not (job.output / shard_name(1)).exists()
-    assert not (job.output / "shards.json").exists()
+    stage = job(source)
+    complaint = complaint.format(file=r"shard_00001\.parquet")
+    refused(complaint, shards.run, stage, hint="", leaves=True)
+    assert not (stage.output / shard_name(1)).exists()
+    assert not (stage.output / "shards.json").exists()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BAD if kind not in ("blank", "empty")])
-def test_a_local_parquet_file_that_cannot_be_used_is_named(make_job, tmp_path, kind):
-    data, complaint = BAD[kind]
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.parquet").write_bytes(FILES["shard_00000.parquet"])
-    (tmp_path / "text" / "b.parquet").write_bytes(data)
-    local = ShardsConfig(
-        source="local",
-        path=str(tmp_path / "text"),
-        num_shards=2,
-        snapshot=folder_snapshot(tmp_path / "text"),
-        revision=None,
-    )
-    job = make_job("shards", {}, shards=local)
-    with pytest.raises(DataError, match=complaint.format(file=r"b\.parquet")) as error:
-        shards.run(job)
-    assert error.value.hint
-    assert list(job.output.iterdir()) == []
-
-
-def test_a_shard_that_stays_damaged_on_the_way_is_named(hub: HubServer, make_job):
+def test_a_shard_that_stays_damaged_on_the_way_is_named(hub, job):
     hub.add(REPOSITORIES["climbmix"], FILES)
     hub.spoil(shard_name(1), times=None)
-    job = make_job("shards", {}, shards=config("climbmix"))
-    with pytest.raises(DataError, match=r"shard_00001\.parquet of karpathy/climbmix.* wrong twice"):
-        shards.run(job)
-    assert not (job.output / shard_name(1)).exists()
+    stage = job()
+    complaint = r"shard_00001\.parquet of karpathy/climbmix.* wrong twice"
+    refused(complaint, shards.run, stage, leaves=True)
+    assert not (stage.output / shard_name(1)).exists()
 
 
 @pytest.mark.parametrize("number", [0, 4, 7])
-def test_fewer_shards_than_the_dataset_is_known_to_have_are_refused(
-    hub: HubServer, make_job, source, number
-):
+def test_fewer_shards_than_the_dataset_is_known_to_have_are_refused(hub, job, source, number):
     hub.add(REPOSITORIES[source], {n: d for n, d in FILES.items() if n != shard_name(number)})
-    job = make_job("shards", {}, shards=config(source))
-    with pytest.raises(DataError, match=r"has 7 shards at commit .*, 8 are expected") as error:
-        shards.run(job)
-    assert "shards.revision" in (error.value.hint or "")
+    stage = job(source)
+    complaint = r"has 7 shards at commit .*, 8 are expected"
+    refused(complaint, shards.run, stage, hint="shards.revision")
     assert hub.downloads() == []
 
 
-def test_a_shard_of_another_name_is_no_replacement(hub: HubServer, make_job):
+def test_a_shard_of_another_name_is_no_replacement(hub, job):
     files = {n: d for n, d in FILES.items() if n != shard_name(1)}
     hub.add(REPOSITORIES["climbmix"], {**files, "shard_1.parquet": FILES[shard_name(1)]})
-    job = make_job("shards", {}, shards=config("climbmix"))
-    with pytest.raises(DataError, match=r"has no file shard_00001\.parquet at commit"):
-        shards.run(job)
+    refused(r"has no file shard_00001\.parquet at commit", shards.run, job())
     assert hub.downloads() == []
 
 
@@ -294,25 +254,22 @@ def test_a_shard_of_another_name_is_no_replacement(hub: HubServer, make_job):
         ({"revision": None}, "shards.revision is missing for karpathy/"),
     ],
 )
-def test_a_config_that_asks_for_too_much_is_refused(
-    hub: HubServer, make_job, source, changes, complaint
-):
-    with pytest.raises(ConfigError, match=complaint):
-        shards.run(make_job("shards", {}, shards=config(source, **changes)))
+def test_a_config_that_asks_for_too_much_is_refused(hub, job, source, changes, complaint):
+    refused(complaint, shards.run, job(source, **changes), kind=ConfigError)
     assert hub.requests == []
 
 
-def test_offline_the_cache_is_enough_and_nothing_else(hub: HubServer, make_job, monkeypatch):
+def test_offline_the_cache_is_enough_and_nothing_else(hub, job, monkeypatch):
     hub.add(REPOSITORIES["climbmix"], FILES)
-    job = make_job("shards", {}, shards=config("climbmix"))
-    shards.run(job)
-    whole = digests(job.output)
-    for path in job.output.iterdir():
+    stage = job()
+    shards.run(stage)
+    whole = parquet_of(stage)
+    for path in stage.output.iterdir():
         path.unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     before = len(hub.requests)
-    shards.run(job)
-    assert digests(job.output) == whole
-    with pytest.raises(DataError, match=r"6 files of karpathy.* is not on this mach"):
-        shards.run(make_job("shards", {}, shards=config("climbmix", 5)))
+    shards.run(stage)
+    assert parquet_of(stage) == whole
+    more = job("climbmix", 5)
+    refused(r"6 files of karpathy.* is not on this mach", shards.run, more, leaves=True)
     assert len(hub.requests) == before

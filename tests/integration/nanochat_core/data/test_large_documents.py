@@ -5,13 +5,12 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data import tokens as tokenize
-from nanochat_core.data.shard_files import ShardSet, read_batches, shard_name
-from nanochat_core.data.text.text_folder import folder_snapshot
+from nanochat_core.data.shard_files import shard_name
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.data.fixtures import texts_of
 
 HUGE = "\u4e2d" * 3_500_000  # three bytes each
 
@@ -29,7 +28,7 @@ def test_huge_documents_and_null_are_tokenized(make_job, write_shards, tokenizer
     assert Tokenizer.load(tokenizer_dir).decode(ids.tolist()) == HUGE
 
 
-def test_huge_documents_pass_whole_from_files_of_every_kind(make_job, tmp_path):
+def test_huge_documents_pass_whole_from_files_of_every_kind(shards_job, tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
     few = [f"document {i}" for i in range(100)]
@@ -37,20 +36,6 @@ def test_huge_documents_pass_whole_from_files_of_every_kind(make_job, tmp_path):
     (folder / "long.jsonl").write_text(json.dumps({"text": HUGE}))
     (folder / "long.txt").write_text(HUGE + "!", encoding="utf-8")
     pq.write_table(pa.table({"text": [HUGE + "?"]}), folder / "long.parquet")
-    config = ShardsConfig(
-        source="local",
-        path=str(folder),
-        num_shards=3,
-        snapshot=folder_snapshot(folder),
-        revision=None,
-    )
-    job = make_job("shards", {}, shards=config)
+    job = shards_job(path=folder)
     assert shards.run(job)["documents"] == 103
-    made = ShardSet.open(job.output)
-    texts = {
-        text
-        for path in (*made.train, made.validation)
-        for group in read_batches(path)
-        for text in group
-    }
-    assert texts == {HUGE, HUGE + "!", HUGE + "?", *few}
+    assert set(texts_of(job.output)) == {HUGE, HUGE + "!", HUGE + "?", *few}

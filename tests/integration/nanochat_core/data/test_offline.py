@@ -17,6 +17,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
 from tasks.mixtures.mixture import mixture
+from tests.support.nanochat_core.data.fixtures import refused
 from tests.support.nanochat_core.data.published import publish
 from tests.support.nanochat_core.network import NetworkUsed, pull_the_plug
 from tests.support.tasks.rows import TRAINED_ON, rows_of
@@ -106,17 +107,14 @@ def test_a_bad_line_in_task_data_is_an_error_of_data(tmp_path):
     task = open_task("mmlu", tmp_path, "train")
     assert len(task) == 2
     for bad in (lambda: task[1], lambda: list(task.examples[1:]), lambda: list(task.first(9))):
-        with pytest.raises(DataError, match=r"train\.jsonl:2: a conversation needs") as error:
-            bad()
-        assert "--force task_data" in (error.value.hint or "")
-    with pytest.raises(DataError, match=r"test\.jsonl cannot be read"):
-        open_task("mmlu", tmp_path, "test")
+        refused(r"train\.jsonl:2: a conversation needs", bad, hint="--force task_data")
+    refused(r"test\.jsonl cannot be read", open_task, "mmlu", tmp_path, "test")
 
 
 @pytest.mark.parametrize("address", ["socks4://127.0.0.1:9", "http://host:port"])
 def test_a_proxy_that_the_hubs_client_cannot_use_is_named(hub, monkeypatch, address):
     _http.close_session()  # the next one reads the environment
     monkeypatch.setenv("ALL_PROXY", address)
-    with pytest.raises(DataError, match="cannot be downloaded from http") as error:
-        list_files("me/data", "main", ["*"])
-    assert "ALL_PROXY" in (error.value.hint or "")
+    refused(
+        "cannot be downloaded from http", list_files, "me/data", "main", ["*"], hint="ALL_PROXY"
+    )

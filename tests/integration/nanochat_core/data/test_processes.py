@@ -8,8 +8,9 @@ import pytest
 
 from nanochat_core.data.processes import map_in_processes
 from nanochat_core.data.shard_files import row_group_sizes
-from nanochat_core.errors import DataError, StageError
+from nanochat_core.errors import StageError
 from nanochat_core.runtime.heartbeat import HEARTBEAT, HeartbeatWriter
+from tests.support.nanochat_core.data.fixtures import refused
 
 # The work must be importable in another process, so it is `eval`, `math.sqrt` and the like.
 ITEMS = [f"({i} * {i}, __import__('os').getpid())" for i in range(20)]
@@ -29,9 +30,12 @@ def test_one_process_is_this_one():
 
 def test_an_error_arrives_with_its_hint_and_leaves_no_process(tmp_path):
     paths = [tmp_path / f"{i}.parquet" for i in range(4)]
-    with pytest.raises(DataError, match=r"\d\.parquet cannot be read") as error:
-        list(map_in_processes(row_group_sizes, paths, processes=2))
-    assert "make the shards again" in (error.value.hint or "")
+    refused(
+        r"\d\.parquet cannot be read",
+        list,
+        map_in_processes(row_group_sizes, paths, processes=2),
+        hint="make the shards again",
+    )
     assert multiprocessing.active_children() == []
 
 

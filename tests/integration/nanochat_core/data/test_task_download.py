@@ -11,6 +11,7 @@ from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import read_events
 from tasks.kinds.files import open_task
 from tasks.registry import task_named
+from tests.support.nanochat_core.data.fixtures import refused
 from tests.support.nanochat_core.data.published import publish
 from tests.support.tasks.peer import parquet_of, run_peer
 from tests.support.tasks.rows import ROWS, TRAINED_ON, rows_of
@@ -117,22 +118,24 @@ def test_a_file_that_is_no_parquet_is_named(hub, make_job):
         dataset_of.repository,
         {"main/train-0.parquet": b"PAR1 nonsense", "main/test-0.parquet": b""},
     )
-    with pytest.raises(DataError, match=r"openai/gsm8k: main/train-0\.parquet cannot be read as"):
-        run(make_job, dataset("gsm8k", "main"))
+    refused(
+        r"openai/gsm8k: main/train-0\.parquet cannot be read as",
+        run,
+        make_job,
+        dataset("gsm8k", "main"),
+    )
 
 
 def test_the_revision_in_tasks_is_asked_for_unless_the_config_has_another(hub, make_job):
     publish(hub, "gsm8k", train=rows_of("gsm8k", 30), test=rows_of("gsm8k", 3))
     revision = task_named("gsm8k").dataset.revision
-    with pytest.raises(DataError, match=f"no such revision: .* {revision[:12]}"):
-        run(make_job, dataset("gsm8k", None))
+    refused(f"no such revision: .* {revision[:12]}", run, make_job, dataset("gsm8k", None))
 
 
 def test_a_dataset_that_is_done_is_not_asked_for_again_after_a_failure(hub, make_job):
     publish(hub, "gsm8k", train=rows_of("gsm8k", 30), test=rows_of("gsm8k", 3))
     wanted = (dataset("gsm8k", "main"), dataset("smoltalk", "main"))
-    with pytest.raises(DataError, match="smol-smoltalk"):
-        run(make_job, *wanted)
+    refused("smol-smoltalk", run, make_job, *wanted)
     publish(hub, "smoltalk", train=rows_of("smoltalk", 30), test=rows_of("smoltalk", 3))
     before = len(hub.requests)
     job, _ = run(make_job, *wanted)

@@ -4,8 +4,6 @@ import contextlib
 import errno
 import io
 import resource
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ SHORT = [f"word{i}" for i in range(900)]  # less than a file's buffer holds
 
 
 @contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
+def files_of_at_most(size):
     """Inside, the kernel refuses every byte of a file after so many, with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -64,7 +62,7 @@ def test_a_disk_that_is_full_is_an_error_with_a_number(tmp_path, num_values):
     assert error.value.errno == errno.EFBIG
 
 
-def tokenize_one(directory: Path, shards: Path, tokenizer: Path) -> None:
+def tokenize_one(directory, shards, tokenizer):
     tokenize_shard(
         shards / shard_name(0),
         tokenizer_directory=tokenizer,

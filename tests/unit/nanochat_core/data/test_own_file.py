@@ -13,6 +13,7 @@ from nanochat_core.data.conversations.custom_jsonl import (
 from nanochat_core.data.conversations.disk_shuffle import Spool
 from nanochat_core.errors import DataError
 from tasks.kinds.files import JsonLines
+from tests.support.nanochat_core.data.fixtures import refused
 
 
 def talk(question, answer="yes"):
@@ -113,23 +114,20 @@ def test_a_bad_line_is_named_with_what_is_wrong_and_what_a_line_is(line, message
 def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "letters.jsonl"
     path.write_bytes(b"\n\xff\xfe\n\n\n")
-    with pytest.raises(DataError, match=r"letters\.jsonl:2 is not UTF-8: invalid"):
-        read_dataset(dataset_of(path), tmp_path)
+    refused(r"letters\.jsonl:2 is not UTF-8: invalid", read_dataset, dataset_of(path), tmp_path)
 
 
 def test_a_file_without_conversations_one_that_is_gone_and_one_that_changed(tmp_path):
     path = tmp_path / "letters.jsonl"
     path.write_text("\n \n")
-    with pytest.raises(DataError, match=r"letters\.jsonl has no conversation"):
-        read_dataset(dataset_of(path), tmp_path)
+    refused(r"letters\.jsonl has no conversation", read_dataset, dataset_of(path), tmp_path)
     dataset = dataset_of(path)
     path.write_text(json.dumps(talk("a")))
     with pytest.raises(DataError, match="the run was planned with") as error:
         read_dataset(dataset, tmp_path)
     assert error.value.hint == "it has changed since: run again"
     path.unlink()
-    with pytest.raises(DataError, match=r"letters\.jsonl cannot be read: no such file"):
-        read_dataset(dataset, tmp_path)
+    refused(r"letters\.jsonl cannot be read: no such file", read_dataset, dataset, tmp_path)
 
 
 def kept(tmp_path, lines, log=lambda text: None):
@@ -191,25 +189,36 @@ def test_a_key_of_a_message_that_is_not_obeyed_is_refused(tmp_path, more, compla
 @pytest.mark.parametrize("role", ["system", "user"])
 @pytest.mark.parametrize(("key", "value"), [("train", True), ("weight", 1), ("loss_mask", 1.0)])
 def test_only_an_assistant_is_learnt(tmp_path, role, key, value):
-    with pytest.raises(DataError, match=f"{key} is {value}, but only an assistant's"):
-        kept(tmp_path, [[{"role": role, "content": "a", key: value}, *talk("a")]])
+    refused(
+        f"{key} is {value}, but only an assistant's",
+        kept,
+        tmp_path,
+        [[{"role": role, "content": "a", key: value}, *talk("a")]],
+    )
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
 def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
-    with pytest.raises(DataError, match=f"letters.jsonl:1: '{key}' of a line cannot be obeyed"):
-        kept(tmp_path, [{"messages": talk("a"), key: 0}])
+    refused(
+        f"letters.jsonl:1: '{key}' of a line cannot be obeyed",
+        kept,
+        tmp_path,
+        [{"messages": talk("a"), key: 0}],
+    )
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"weights": [0, 1]}, {"mask": [1]}, {"train_on_inputs": True}, {"label": False}],
+    "more", [{"weights": [0, 1]}, {"mask": [1]}, {"train_on_inputs": True}, {"label": False}]
 )
 def test_what_changes_which_tokens_are_learnt_is_refused(tmp_path, more):
     [key] = more
-    with pytest.raises(DataError, match=f"'{key}' of a line cannot be obeyed") as error:
-        kept(tmp_path, [{"messages": talk("a"), **more}])
-    assert "leave it out" in (error.value.hint or "")
+    refused(
+        f"'{key}' of a line cannot be obeyed",
+        kept,
+        tmp_path,
+        [{"messages": talk("a"), **more}],
+        hint="leave it out",
+    )
 
 
 def test_other_keys_of_lines_are_ignored_with_a_line_in_the_log(tmp_path):
@@ -233,6 +242,6 @@ def test_a_file_of_any_editor_is_read(tmp_path, encoding):
 def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
     path = tmp_path / "letters.jsonl"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n")
-    with pytest.raises(DataError, match="is a pointer of Git LFS") as error:
-        read_dataset(dataset_of(path), tmp_path)
-    assert "git lfs pull" in (error.value.hint or "")
+    refused(
+        "is a pointer of Git LFS", read_dataset, dataset_of(path), tmp_path, hint="git lfs pull"
+    )

@@ -1,12 +1,12 @@
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanochat_core.data.packing import Segment, batches, pack
 from nanochat_core.errors import ConfigError
+from tests.support.nanochat_core.data.fixtures import refused
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=300)
 
@@ -191,5 +191,5 @@ def test_batches_do_not_cross_row_groups():
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(ConfigError, match=r"rows\.policy is 'best'"):
-        next(pack([[1]], row_len=10, policy="best", buffer_documents=1))
+    rows = pack([[1]], row_len=10, policy="best", buffer_documents=1)
+    refused(r"rows\.policy is 'best'", next, rows, kind=ConfigError)

@@ -7,8 +7,8 @@ from nanochat_core.config import RowsConfig
 from nanochat_core.data import rows
 from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation
 from nanochat_core.data.token_files import TokenSet, TokenShard
-from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
+from tests.support.nanochat_core.data.fixtures import refused
 
 # A job's log stays open for as long as its process lives.
 
@@ -82,23 +82,20 @@ def test_packing_twice_gives_the_same_bytes(make_job, tokens_dir):
 
 def test_too_little_text_for_a_row_is_refused(make_job, tokens_dir):
     job = make_job("rows", {"tokens": tokens_dir}, rows=config(sequence_len=100_000))
-    with pytest.raises(DataError, match=r"\d+ tokens for train fill no row of 100001"):
-        rows.run(job)
+    refused(r"\d+ tokens for train fill no row of 100001", rows.run, job)
 
 
 def test_files_that_are_no_rows_are_refused(make_job, tokens_dir, tmp_path):
-    with pytest.raises(DataError, match="holds no rows"):
-        Rows.open(tmp_path, "train")
+    refused("holds no rows", Rows.open, tmp_path, "train")
     job = make_job("rows", {"tokens": tokens_dir}, rows=config())
     rows.run(job)
     path = job.output / "train.rows"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"train\.rows has \d+ bytes, \d+ are expected") as error:
-        Rows.open(job.output, "train")
-    assert error.value.hint
+    refused(
+        r"train\.rows has \d+ bytes, \d+ are expected", Rows.open, job.output, "train", hint=" "
+    )
     (job.output / "rows.json").write_text('{"format": 0}')
-    with pytest.raises(DataError, match="is not of format"):
-        Rows.open(job.output, "val")
+    refused("is not of format", Rows.open, job.output, "val")
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 1023, 1024, 1025, 3 * 1024 + 7])

@@ -15,7 +15,7 @@ from nanochat_core.data.shard_files import (
     write_shard,
     write_without_blanks,
 )
-from nanochat_core.errors import DataError
+from tests.support.nanochat_core.data.fixtures import refused
 
 DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
 
@@ -81,9 +81,7 @@ def test_a_shard_without_its_blanks_keeps_its_row_groups(tmp_path):
 def test_a_parquet_file_that_is_no_shard_is_named(tmp_path, table, complaint, read):
     path = tmp_path / "shard.parquet"
     pq.write_table(pa.table(table), path)
-    with pytest.raises(DataError, match=f"{path} {complaint}") as error:
-        read(path)
-    assert error.value.hint
+    refused(f"{path} {complaint}", read, path, hint="")
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.string_view(), pa.binary()])
@@ -92,8 +90,7 @@ def test_two_columns_of_one_name_are_one_line(tmp_path, kind):
     texts = pa.array(["a"]).cast(kind)
     pq.write_table(pa.Table.from_arrays([texts, texts], names=["text", "text"]), path)
     complaint = "has 2 columns 'text', its columns are: text, text"
-    with pytest.raises(DataError, match=f"{path} {complaint}"):
-        list(read_batches(path))
+    refused(f"{path} {complaint}", list, read_batches(path))
 
 
 def test_a_column_is_found_whatever_its_name(tmp_path):
@@ -129,8 +126,7 @@ def test_text_of_every_type_of_strings_is_read(tmp_path, kind):
 def test_an_empty_file_and_an_empty_row_group_have_no_documents(tmp_path):
     empty = write(tmp_path / "empty.parquet", pa.array([], pa.string()))
     assert list(read_batches(empty)) == []
-    with pytest.raises(DataError, match=f"{empty} is empty"):
-        inspect(empty)
+    refused(f"{empty} is empty", inspect, empty)
     path = tmp_path / "shard.parquet"
     with pq.ParquetWriter(path, pa.schema([("text", pa.string())])) as writer:
         for texts in (["a"], [], ["b"]):
@@ -157,8 +153,7 @@ def test_a_row_group_of_any_size_is_read_in_few_megabytes(tmp_path, size, count,
 
 def test_a_shard_of_blank_documents_is_named(tmp_path):
     path = write(tmp_path / "shard.parquet", [None, "", "  "])
-    with pytest.raises(DataError, match=f"{path} has 3 documents, all of them blank"):
-        inspect(path)
+    refused(f"{path} has 3 documents, all of them blank", inspect, path)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
@@ -168,8 +163,7 @@ def test_text_that_is_not_utf8_is_named_with_its_row(tmp_path, kind, read):
     binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
     texts = pa.array(data, binary).view(kind)
     path = write(tmp_path / "shard.parquet", texts, row_group_size=4)
-    with pytest.raises(DataError, match=f"{path} is not UTF-8 in row 6 .row group 1.: invalid"):
-        read(path)
+    refused(f"{path} is not UTF-8 in row 6 .row group 1.: invalid", read, path)
 
 
 @pytest.mark.parametrize("part", ["half", "most", "less its end", "nothing"])
@@ -178,16 +172,13 @@ def test_a_truncated_shard_is_named(tmp_path, part):
     whole = path.read_bytes()
     left = {"half": len(whole) // 2, "most": len(whole) - 1, "less its end": len(whole) - 8}
     path.write_bytes(whole[: left.get(part, 0)])
-    with pytest.raises(DataError, match=f"{path} cannot be read as parquet") as error:
-        inspect(path)
-    assert "get it again" in (error.value.hint or "")
+    refused(f"{path} cannot be read as parquet", inspect, path, hint="get it again")
 
 
 def test_a_shard_whose_column_has_a_damaged_name_is_named(tmp_path):
     path = write(tmp_path / "shard.parquet", ["a"])
     path.write_bytes(path.read_bytes().replace(b"text", b"te\xffx"))
-    with pytest.raises(DataError, match=f"{path} cannot be read as parquet"):
-        inspect(path)
+    refused(f"{path} cannot be read as parquet", inspect, path)
     assert find_text_digest(path) is None
 
 
@@ -196,17 +187,14 @@ def test_a_shard_that_is_damaged_inside_is_named_with_its_row_group(tmp_path):
     whole = path.read_bytes()
     place = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     path.write_bytes(whole[:place] + b"\x00" * 100 + whole[place + 100 :])
-    with pytest.raises(DataError, match=r"shard\.parquet is damaged in row group 1"):
-        list(read_batches(path))
+    refused(r"shard\.parquet is damaged in row group 1", list, read_batches(path))
 
 
 def test_a_directory_without_shards_is_refused(tmp_path, write_shards):
-    with pytest.raises(DataError, match="holds no shards"):
-        ShardSet.open(tmp_path)
+    refused("holds no shards", ShardSet.open, tmp_path)
     directory = write_shards([["a"], ["b"]])
     (directory / "shard_00000.parquet").unlink()
-    with pytest.raises(DataError, match=r"shard_00000\.parquet is missing"):
-        ShardSet.open(directory)
+    refused(r"shard_00000\.parquet is missing", ShardSet.open, directory)
 
 
 def test_shards_remember_where_they_came_from(write_shards):

@@ -1,46 +1,26 @@
 """Stage `shards` from text at hand: dealt out, shuffled, and what cannot be used is named."""
 
 import errno
-import hashlib
 import json
 import os
 import re
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flows.profiles import open_profile
-from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data.hub.datasets import DATASETS
-from nanochat_core.data.shard_files import ShardSet, read_batches
+from nanochat_core.data.shard_files import ShardSet
 from nanochat_core.data.text import local_text
 from nanochat_core.data.text.installed import BUILT_IN
-from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress, read_events
-
-# A job's log stays open for as long as its process lives.
+from tests.support.nanochat_core.data.fixtures import digests, documents_of, refused
+from tests.support.nanochat_core.data.fixtures import shards_config as config
 
 DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
-
-
-def config(**changes):
-    fields = {"source": "local", "path": None, "num_shards": 3, "snapshot": (), "revision": None}
-    fields |= changes
-    if fields["source"] == "local" and fields["path"] and Path(fields["path"]).is_dir():
-        fields["snapshot"] = folder_snapshot(Path(fields["path"]))
-    return ShardsConfig(**fields)
-
-
-def documents_of(path):
-    return [text for group in read_batches(path) for text in group]
-
-
-def digests(directory):
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
 
 
 @pytest.fixture
@@ -56,8 +36,8 @@ def folder(tmp_path):
     return folder
 
 
-def test_every_document_lands_in_exactly_one_shard_in_no_order(make_job, folder):
-    job = make_job("shards", {}, shards=config(path=str(folder)))
+def test_every_document_lands_in_exactly_one_shard_in_no_order(shards_job, folder):
+    job = shards_job(path=folder)
     metrics = shards.run(job)
     made = ShardSet.open(job.output)
     assert len(made.train) == 3
@@ -73,10 +53,8 @@ def test_every_document_lands_in_exactly_one_shard_in_no_order(make_job, folder)
     assert not (job.directory / "scratch").exists()
 
 
-def test_the_same_text_gives_the_same_bytes_and_another_seed_another_order(
-    make_job, folder, tmp_path
-):
-    job = make_job("shards", {}, shards=config(path=str(folder)))
+def test_the_same_text_gives_the_same_bytes_and_another_seed_another_order(shards_job, folder):
+    job = shards_job(path=folder)
     shards.run(job)
     first = digests(job.output)
     shards.run(job)
@@ -86,27 +64,27 @@ def test_the_same_text_gives_the_same_bytes_and_another_seed_another_order(
     assert digests(job.output) != first
 
 
-def test_a_copy_of_a_document_never_crosses_to_validation(make_job, tmp_path):
+def test_a_copy_of_a_document_never_crosses_to_validation(shards_job, tmp_path):
     lines = [json.dumps({"text": f"document {i % 100}"}) for i in range(400)]
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.jsonl").write_text("\n".join(lines))
-    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
+    job = shards_job(path=tmp_path / "text")
     shards.run(job)
     made = ShardSet.open(job.output)
     train = {text for path in made.train for text in documents_of(path)}
     assert not train & set(documents_of(made.validation))
 
 
-def test_blank_documents_are_left_out_and_half_characters_repaired(make_job, folder):
+def test_blank_documents_are_left_out_and_half_characters_repaired(shards_job, folder):
     odd = '{"text": ""}\n{"text": " \\n "}\n{"text": "half \\ud800 character"}\n'
     (folder / "odd.jsonl").write_text(odd)
-    job = make_job("shards", {}, shards=config(path=str(folder)))
+    job = shards_job(path=folder)
     metrics = shards.run(job)
     assert (metrics["documents"], metrics["blank_documents"]) == (401, 2)
 
 
-def test_progress_counts_the_files(make_job, folder):
-    job = make_job("shards", {}, shards=config(path=str(folder)))
+def test_progress_counts_the_files(shards_job, folder):
+    job = shards_job(path=folder)
     shards.run(job)
     events = list(read_events(job.events))
     assert {event["total"] for event in events if "total" in event} == {3}
@@ -131,36 +109,25 @@ def test_progress_counts_the_files(make_job, folder):
         ("x.parquet", b"", r"x\.parquet cannot be read as parquet"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(make_job, tmp_path, name, content, complaint):
+def test_a_file_that_cannot_be_used_is_named(shards_job, tmp_path, name, content, complaint):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / name).write_bytes(content)
-    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
-    with pytest.raises(DataError, match=complaint):
-        shards.run(job)
-    assert list(job.output.iterdir()) == []
+    job = shards_job(path=tmp_path / "text")
+    refused(complaint, shards.run, job)
 
 
-def test_one_long_file_is_divided_as_the_hint_says(make_job, tmp_path):
+def test_one_long_file_is_divided_as_the_hint_says(shards_job, tmp_path):
     (tmp_path / "text").mkdir()
     lines = [f"Scene {i}.\r\nEnter a ghost." for i in range(400)]
     (tmp_path / "text" / "input.txt").write_bytes("\r\n\r\n".join(lines).encode())
     path = str(tmp_path / "text")
-    with pytest.raises(DataError, match="1 document: too few") as error:
-        shards.run(make_job("shards", {}, shards=config(path=path)))
+    with pytest.raises(DataError, match="1 document: too few for 3 training shards") as error:
+        shards.run(shards_job(path=path))
     setting = re.search(r"--set 'shards\.(\w+)=(.*?)'", error.value.hint or "")
-    assert setting is not None
     given = ("shards.source=local", f"shards.path={path}", f"shards.{setting[1]}={setting[2]}")
     profile = open_profile("tiny", overrides=given)
-    settings = config(path=path, separator=profile.run.shards.separator)
-    assert shards.run(make_job("shards", {}, shards=settings))["documents"] == 400
-
-
-def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "one.txt").write_text("a single document")
-    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
-    with pytest.raises(DataError, match="1 document: too few for 3 training shards"):
-        shards.run(job)
+    job = shards_job(path=path, separator=profile.run.shards.separator)
+    assert shards.run(job)["documents"] == 400
 
 
 @pytest.mark.parametrize(
@@ -176,16 +143,15 @@ def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
         ({"source": "climbmix"}, ConfigError, "shards.revision is missing"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(make_job, changes, error, complaint):
+def test_a_config_that_cannot_be_is_refused(shards_job, changes, error, complaint):
     with pytest.raises(error, match=complaint):
-        shards.run(make_job("shards", {}, shards=config(**changes)))
+        shards.run(shards_job(**changes))
 
 
-def test_a_folder_without_text_is_refused(make_job, tmp_path):
+def test_a_folder_without_text_is_refused(shards_job, tmp_path):
     (tmp_path / "empty" / "more").mkdir(parents=True)
     (tmp_path / "empty" / "more" / "a.pdf").touch()
-    with pytest.raises(DataError, match="has no file to read"):
-        shards.run(make_job("shards", {}, shards=config(path=str(tmp_path / "empty"))))
+    refused("has no file to read", shards.run, shards_job(path=tmp_path / "empty"))
 
 
 def test_text_behind_a_link_to_a_folder_is_read_once(folder, tmp_path):
@@ -193,40 +159,34 @@ def test_text_behind_a_link_to_a_folder_is_read_once(folder, tmp_path):
     for link, target in (("x", tmp_path / "elsewhere"), ("y", folder / "x"), ("loop", folder)):
         (folder / link).symlink_to(target)
     progress = Progress(tmp_path / "events.jsonl")
-    found = list(local_text.documents(config(path=str(folder)), progress, tmp_path))
+    found = list(local_text.documents(config(path=folder), progress, tmp_path))
     assert sorted(document.text for document in found) == sorted(DOCUMENTS)
 
 
-def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, monkeypatch):
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(shards_job, folder, monkeypatch):
     def refuse(path, *, scandir=os.scandir):
         if str(path).endswith("deep"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    job = make_job("shards", {}, shards=config(path=str(folder)))
+    job = shards_job(path=folder)
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"text/deep cannot be read: permission denied"):
-        shards.run(job)
+    refused(r"text/deep cannot be read: permission denied", shards.run, job)
 
 
-def test_text_edited_between_plan_and_job_is_refused_in_one_line(make_job, folder):
-    planned = config(path=str(folder))
+def test_text_edited_between_plan_and_job_is_refused_in_one_line(shards_job, folder):
+    job = shards_job(path=folder)
     (folder / "c.txt").write_text("another text")
-    job = make_job("shards", {}, shards=planned)
-    with pytest.raises(DataError, match=f"{folder} has changed since the run was planned") as error:
-        shards.run(job)
-    assert "run again" in (error.value.hint or "")
-    assert "\n" not in str(error.value)
-    assert list(job.output.iterdir()) == []
+    complaint = f"{folder} has changed since the run was planned"
+    refused(complaint, shards.run, job, hint="run again")
 
 
 def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
     progress = Progress(tmp_path / "events.jsonl")
-    documents = local_text.documents(config(path=str(folder)), progress, tmp_path)
+    documents = local_text.documents(config(path=folder), progress, tmp_path)
     next(documents)
     (folder / "c.txt").write_text("another text")
-    with pytest.raises(DataError, match="has changed since the run was planned"):
-        list(documents)
+    refused("has changed since the run was planned", list, documents)
 
 
 def test_the_names_that_a_plan_knows_are_those_that_the_stage_can_read():

@@ -9,7 +9,6 @@ import pytest
 
 from nanochat_core.data.conversations import task_data
 from nanochat_core.engine.tools.calculator import calculate
-from nanochat_core.errors import DataError
 from nanochat_core.runtime.interrupt import Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.base import text_of
@@ -17,6 +16,7 @@ from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
 from tasks.registry import grader_of
+from tests.support.nanochat_core.data.fixtures import refused
 from tests.support.small_job import small_job
 
 SMALL = (("identity", 1, 500, 5), ("spelling", 1, 60, 20), ("arithmetic", 1, 60, 20))
@@ -123,9 +123,7 @@ def test_every_written_example_is_right_by_its_own_answer_and_by_our_calculator(
 )
 def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, datasets, message):
     job = make_job(tmp_path, datasets=datasets)
-    with pytest.raises(DataError, match=message):
-        task_data.run(job)
-    assert list(job.output.iterdir()) == []
+    refused(message, task_data.run, job)
 
 
 def ask(text):
@@ -147,9 +145,7 @@ def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
     monkeypatch.setitem(TASKS, "numbers", "numbers_task:TASK")
     job = make_job(tmp_path, datasets=(("numbers", 1, 10, 5),))
     if gradable:
-        with pytest.raises(DataError, match=r"2 prompts of task 'numbers' are in both .*'user: 8'"):
-            task_data.run(job)
-        assert list(job.output.iterdir()) == []
+        refused(r"2 prompts of task 'numbers' are in both .*'user: 8'", task_data.run, job)
     else:
         assert task_data.run(job)["numbers_overlap"] == 2
     apart = make_job(tmp_path / "apart", datasets=(("numbers", 1, 8, 5),))

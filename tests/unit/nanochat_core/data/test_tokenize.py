@@ -6,8 +6,8 @@ import pytest
 from nanochat_core.data import tokens as tokenize
 from nanochat_core.data.shard_files import ROW_GROUP_DOCUMENTS, shard_name
 from nanochat_core.data.token_files import TokenSet, dtype_for
-from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.data.fixtures import refused
 
 # A job's log stays open for as long as its process lives.
 
@@ -77,18 +77,16 @@ def test_ids_of_four_bytes_are_read_back(tmp_path, write_shards, tokenizer_dir):
 
 
 def test_tokens_that_are_damaged_or_absent_are_refused(job, tmp_path):
-    with pytest.raises(DataError, match="holds no tokens"):
-        TokenSet.open(tmp_path)
+    refused("holds no tokens", TokenSet.open, tmp_path)
     tokenize.run(job)
     tokens = TokenSet.open(job.output)
     path = job.output / "shard_00000.tokens"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"shard_00000\.tokens has \d+ bytes, \d+ are expected"):
-        tokens.read_tokens(tokens.shards[0])
+    refused(
+        r"shard_00000\.tokens has \d+ bytes, \d+ are expected", tokens.read_tokens, tokens.shards[0]
+    )
     (job.output / "shard_00001.lengths.npy").write_bytes(b"")
-    with pytest.raises(DataError, match=r"shard_00001\.lengths\.npy does not fit"):
-        tokens.read_lengths(tokens.shards[1])
+    refused(r"shard_00001\.lengths\.npy does not fit", tokens.read_lengths, tokens.shards[1])
     tree = json.loads((job.output / "tokens.json").read_text())
     (job.output / "tokens.json").write_text(json.dumps({**tree, "format": 0}))
-    with pytest.raises(DataError, match="is not of format"):
-        TokenSet.open(job.output)
+    refused("is not of format", TokenSet.open, job.output)
