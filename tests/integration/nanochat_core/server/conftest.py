@@ -1,5 +1,5 @@
 """Fixtures of tests.support.nanochat_core.server.fixtures."""
 
-from tests.support.nanochat_core.server.fixtures import live, model_dir
+from tests.support.nanochat_core.server.fixtures import client, live, model_dir, openai
 
-__all__ = ["live", "model_dir"]
+__all__ = ["client", "live", "model_dir", "openai"]

@@ -3,7 +3,6 @@ import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from nanochat_core.server.api import openai_api, prompts
@@ -27,14 +26,13 @@ def test_an_answer_is_streamed_as_events(live):
     assert tokens == [{"token": letter, "gpu": 0} for letter in "hello"]
     assert usage["usage"].pop("seconds") >= 0
     prompt = 5 + len("echo hello") - 1  # bos, start, end and where the answer begins
-    told = {"prompt_tokens": prompt, "completion_tokens": 5, "finish_reason": "stop"}
-    assert usage == {"usage": told}
+    counts = {"prompt_tokens": prompt, "completion_tokens": 5, "finish_reason": "stop"}
+    assert usage == {"usage": counts}
     assert done == {"done": True}
 
 
 def test_the_stream_is_one_that_nothing_holds_back(live):
-    with live.client() as http:
-        headers = http.post("/chat/completions", json=body()).headers
+    headers = live.post().headers
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
@@ -57,10 +55,7 @@ def test_calls_and_results_are_events_of_their_own(live):
 
 def test_the_marker_of_a_final_number_is_no_text(live):
     *events, _, _ = live.ask("echo #### 42")
-    assert events == [
-        {"token": "", "gpu": 0, "marker": "#### "},
-        {"token": "42", "gpu": 0},
-    ]
+    assert events == [{"token": "", "gpu": 0, "marker": "#### "}, {"token": "42", "gpu": 0}]
 
 
 def test_a_call_in_an_earlier_answer_is_one_in_the_prompt():
@@ -77,7 +72,7 @@ def test_a_call_in_an_earlier_answer_is_one_in_the_prompt():
 
 
 def test_a_conversation_of_calls_is_cut_to_fit_in_one_pass(monkeypatch):
-    rendered: list[int] = []
+    rendered = []
     render = prompts.render_for_completion
     monkeypatch.setattr(
         prompts, "render_for_completion", lambda *given: rendered.append(0) or render(*given)
@@ -108,28 +103,26 @@ def test_typed_special_tokens_stay_text(live):
 
 
 def test_a_message_longer_than_the_context_is_refused(live):
-    with live.client() as http:
-        response = http.post("/chat/completions", json=body("x" * 5000))
+    response = live.post(ask=body("x" * 5000))
     assert response.status_code == 400
     assert "too long: 5004 tokens, the model reads 4095" in response.json()["detail"]
 
 
-def conversation(turns: int) -> dict:
+def conversation(turns):
     roles = ("user", "assistant")
     contents = [f"{i}" * 1000 for i in range(turns)]
     return {"messages": [{"role": roles[i % 2], "content": c} for i, c in enumerate(contents)]}
 
 
 def test_the_oldest_turns_make_room_for_the_answer(live):
-    with live.client() as http:
-        events = events_of(http.post("/chat/completions", json=conversation(7)).text)
+    events = events_of(live.post(ask=conversation(7)).text)
     # 512 tokens are kept for the answer, so three turns of 1002 tokens are left.
     assert events[-2]["usage"]["prompt_tokens"] == 3 * 1002 + 2
 
 
 def test_or_are_refused_with_both_numbers():
-    with serving(ServerConfig(log="none", overflow="refuse")) as live, live.client() as http:
-        response = http.post("/chat/completions", json=conversation(7))
+    with serving(ServerConfig(log="none", overflow="refuse")) as live:
+        response = live.post(ask=conversation(7))
         assert live.ask("echo yes")[0] == {"token": "y", "gpu": 0}
     assert response.status_code == 400
     detail = response.json()["detail"]
@@ -137,7 +130,7 @@ def test_or_are_refused_with_both_numbers():
 
 
 def test_each_of_five_hundred_messages_is_encoded_at_most_twice(monkeypatch):
-    counted: list[str] = []
+    counted = []
     encode = Tokenizer.encode
     monkeypatch.setattr(Tokenizer, "encode", lambda *given: counted.append("") or encode(*given))
     many = [(("user", "assistant")[i % 2], "word " * 12) for i in range(499)]
@@ -148,12 +141,9 @@ def test_each_of_five_hundred_messages_is_encoded_at_most_twice(monkeypatch):
 
 
 def test_a_client_that_stops_reading_frees_the_slot_at_once(live):
-    with live.client() as http:
-        with http.stream("POST", "/chat/completions", json=body("hold")) as response:
-            lines = response.iter_lines()
-            next(lines)
-            assert live.health()["running"] == 1
-        wait_until(lambda: live.health()["running"] == 0)
+    with live.answering():
+        assert live.health()["running"] == 1
+    wait_until(lambda: live.health()["running"] == 0)
 
 
 def test_too_many_requests_are_sent_away_and_waiting_ones_are_not(tmp_path):
@@ -163,20 +153,17 @@ def test_too_many_requests_are_sent_away_and_waiting_ones_are_not(tmp_path):
         for i in range(3):
             asks.append(threads.submit(live.ask, f"hold {tmp_path / 'go'}"))
             wait_until(lambda i=i: live.health()["waiting"] == i)
-        with live.client() as http:
-            refused = http.post("/chat/completions", json=body())
-            assert refused.status_code == 503
-            assert int(refused.headers["retry-after"]) > 0
-            assert "nanochat_waiting 2.0" in http.get("/metrics").text
+        refused = live.post()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert "nanochat_waiting 2.0" in live.get("/metrics").text
         (tmp_path / "go").touch()
         assert all(ask.result()[-1] == {"done": True} for ask in asks)
 
 
 def test_a_waiting_request_whose_client_left_is_never_begun():
     with serving(num_slots=1) as live, live.client() as http:
-        with http.stream("POST", "/chat/completions", json=body("hold")) as running:
-            lines = running.iter_lines()
-            next(lines)
+        with live.answering():
             with http.stream("POST", "/chat/completions", json=body()):
                 wait_until(lambda: live.health()["waiting"] == 1)
             wait_until(lambda: live.health()["waiting"] == 0)
@@ -193,15 +180,14 @@ def test_an_answer_that_takes_too_long_ends_with_an_error():
 
 
 def test_a_silent_stream_gets_keep_alive_comments():
+    rules = ServerConfig(log="none", ping_seconds=0.05)
     with (
-        serving(ServerConfig(log="none", ping_seconds=0.05), num_slots=1) as live,
+        serving(rules, num_slots=1) as live,
+        live.answering(),
         live.client() as http,
-        http.stream("POST", "/chat/completions", json=body("hold")) as running,
+        http.stream("POST", "/chat/completions", json=body()) as waiting,
     ):
-        lines = running.iter_lines()
-        next(lines)
-        with http.stream("POST", "/chat/completions", json=body()) as waiting:
-            assert next(waiting.iter_lines()) == ": ping"
+        assert next(waiting.iter_lines()) == ": ping"
 
 
 def test_a_slow_reader_delays_no_other(live):
@@ -227,7 +213,7 @@ def test_no_contents_are_logged_unless_asked_for(caplog):
 
 
 def test_the_page_is_served_with_its_policy(live):
-    page = httpx.get(live.url)
+    page = live.get("/")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -236,40 +222,31 @@ def test_the_page_is_served_with_its_policy(live):
 
 
 def test_workers_are_listed_as_nanochat_does():
-    with serving(num_slots=1) as live, live.client() as http:
+    with serving(num_slots=1) as live:
         assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
-        with http.stream("POST", "/chat/completions", json=body("hold")) as going:
-            lines = going.iter_lines()  # dropping it would close the connection
-            next(lines)
+        with live.answering():
             assert live.health()["available_workers"] == 0
-            stats = httpx.get(f"{live.url}/stats", timeout=PATIENCE).json()
+            stats = live.get("/stats").json()
         assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
         assert stats["workers"][0].items() >= {"gpu_id": 0, "device": "cpu"}.items()
 
 
 def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeypatch):
-    def fail(*_args: object, **_options: object) -> None:
+    def fail(*_args, **_options):
         raise AssertionError("it was tokenised")
 
-    with (
-        serving(ServerConfig(log="none", max_waiting=0), num_slots=1) as live,
-        live.client() as http,
-        http.stream("POST", "/chat/completions", json=body("hold")) as going,
-    ):
-        lines = going.iter_lines()  # dropping it would close the connection
-        next(lines)
+    rules = ServerConfig(log="none", max_waiting=0)
+    with serving(rules, num_slots=1) as live, live.answering():
         monkeypatch.setattr(prompts, "make_chat_prompt", fail)
         monkeypatch.setattr(openai_api, "make_text_prompt", fail)
-        assert http.post("/chat/completions", json=body()).status_code == 503
-        assert http.post("/v1/chat/completions", json=body()).status_code == 503
-        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+        assert live.post().status_code == 503
+        assert live.post("/v1/chat/completions").status_code == 503
+        assert live.post("/v1/completions", {"prompt": "x"}).status_code == 503
 
 
 def test_openais_library_in_a_browser_may_send_its_headers():
-    with (
-        serving(ServerConfig(log="none", origins=("https://app.example",))) as live,
-        live.client() as http,
-    ):
+    rules = ServerConfig(log="none", origins=("https://app.example",))
+    with serving(rules) as live, live.client() as http:
         asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
         headers = {
             "Origin": "https://app.example",
@@ -284,7 +261,7 @@ def test_openais_library_in_a_browser_may_send_its_headers():
 
 
 def test_a_slash_too_many_is_no_redirect(live):
-    assert httpx.post(f"{live.url}/chat/completions/", json=body()).status_code == 404
+    assert live.post("/chat/completions/").status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/completions", "/nothing", "/health"])
@@ -326,7 +303,7 @@ def test_head_is_answered_as_get_is_without_a_body(live, path):
 
 
 def test_stats_tell_what_the_page_needs(live):
-    stats = httpx.get(f"{live.url}/stats").json()
+    stats = live.get("/stats").json()
     assert stats["parameters"] == 12345
     assert stats["context"] == 4096
     assert stats["defaults"] == {"temperature": 0.6, "top_k": 50, "max_tokens": 512}
@@ -337,7 +314,7 @@ def test_stats_tell_what_the_page_needs(live):
 
 def test_metrics_count_tokens_and_ends(live):
     live.ask("echo hello")
-    text = httpx.get(f"{live.url}/metrics").text
+    text = live.get("/metrics").text
     assert 'nanochat_answers_total{reason="stop"}' in text
     assert "nanochat_first_token_seconds_bucket" in text
     assert "nanochat_completion_tokens_total" in text

@@ -13,18 +13,18 @@ from tests.support.nanochat_core.server.hostile_http import (
     is_cut,
     is_drip_cut,
 )
-from tests.support.nanochat_core.server.live import Live, body, wait_until
+from tests.support.nanochat_core.server.live import body, wait_until
 
 
 @pytest.fixture
-def hurried(live: Live, monkeypatch):
+def hurried(live, monkeypatch):
     """Requests must come within 0.2 s: those of a test, that is, which are never complete."""
     monkeypatch.setattr(TimedProtocol, "receive_seconds", 0.2)
     return live
 
 
 @pytest.fixture
-def impatient(live: Live, monkeypatch):
+def impatient(live, monkeypatch):
     """A client must read within 0.2 s what waits for it."""
     monkeypatch.setattr(TimedProtocol, "read_seconds", 0.2)
     return live
@@ -85,7 +85,7 @@ def test_a_client_that_reads_nothing_is_cut_and_frees_the_slot(impatient):
 def test_a_client_that_reads_nothing_of_a_short_answer_is_cut_too(impatient, kind, monkeypatch):
     # Less than pauses a writer, more than the kernel takes with buffers as small as these.
     accept, complete = TimedProtocol.connection_made, TimedProtocol.on_response_complete
-    left: list[int] = []
+    left = []
 
     def shrink(self, transport):
         own = transport.get_extra_info("socket")
@@ -136,7 +136,7 @@ def test_headers_without_an_end_are_refused(live):
     with connect(live.port) as connection:
         answer = b""
 
-        def send() -> None:
+        def send():
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000)
 

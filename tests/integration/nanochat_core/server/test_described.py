@@ -5,8 +5,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.nanochat_core.server.live import Live
-
 # What no schema can say; the document's descriptions do.
 UNWRITTEN = re.compile(
     "take turns|characters long, at most|choices, at most|tokens that the model does not know|"
@@ -34,11 +32,11 @@ def test_the_document_describes_every_route_and_every_limit(live):
 
 
 @pytest.mark.filterwarnings("ignore")  # of schemathesis' own dependencies
-def test_schemathesis_finds_nothing(live: Live):
+def test_schemathesis_finds_nothing(live):
     search(live, examples=4)
 
 
-def search(live: Live, *, examples: int) -> None:
+def search(live, *, examples):
     """Send so many examples to each route; fail on an answer that the document does not allow."""
     import schemathesis
     from schemathesis.checks import not_a_server_error
@@ -69,7 +67,7 @@ def search(live: Live, *, examples: int) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(case=st.one_of(map(operation.as_strategy, modes)))
-        def check(case) -> None:
+        def check(case):
             answer = case.call_and_validate(checks=checks)
             if case.meta.generation.mode == GenerationMode.POSITIVE:
                 assert answer.status_code not in REFUSED or UNWRITTEN.search(answer.text)

@@ -10,7 +10,6 @@ from tests.support.nanochat_core.server.hostile_http import FOREIGN_HOSTS, TOO_L
 from tests.support.nanochat_core.server.live import (
     NAME,
     PATIENCE,
-    Live,
     body,
     events_of,
     serving,
@@ -34,19 +33,15 @@ def locked():
         yield server
 
 
-def get(live: Live, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(live.url + path, headers=headers, timeout=PATIENCE)
-
-
 @pytest.mark.parametrize("path", ROUTES)
 def test_every_route_but_health_needs_the_key(locked, path):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
-        refused = get(locked, path, **headers)
+        refused = locked.get(path, **headers)
         assert refused.status_code == 401
         assert "www-authenticate" in refused.headers
         assert httpx.head(locked.url + path, headers=headers, timeout=PATIENCE).status_code == 401
-    assert get(locked, path, **GET_WITH).status_code in (200, 404)
-    assert get(locked, "/health").status_code == 200
+    assert locked.get(path, **GET_WITH).status_code in (200, 404)
+    assert locked.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
@@ -58,15 +53,15 @@ def test_answers_need_the_key(locked, path):
 
 def test_a_browser_may_ask_for_the_key_as_a_password(locked):
     given = base64.b64encode(f"anybody:{KEY}".encode()).decode()
-    assert get(locked, "/", Authorization=f"Basic {given}").status_code == 200
-    asked = get(locked, "/", Accept="text/html").headers["www-authenticate"]
+    assert locked.get("/", Authorization=f"Basic {given}").status_code == 200
+    asked = locked.get("/", Accept="text/html").headers["www-authenticate"]
     assert asked.startswith("Basic ")
     # A page of its own asks for the key in its own way.
-    assert "Basic" not in get(locked, "/stats").headers["www-authenticate"]
+    assert "Basic" not in locked.get("/stats").headers["www-authenticate"]
 
 
 def test_an_openai_refusal_has_openais_form(locked):
-    error = get(locked, "/v1/models").json()["error"]
+    error = locked.get("/v1/models").json()["error"]
     assert error["type"] == "authentication_error"
 
 
@@ -81,7 +76,7 @@ def test_an_openai_refusal_has_openais_form(locked):
     ],
 )
 def test_only_names_of_this_server_are_answered(locked, host, status):
-    answer = get(locked, "/health", Host=host)
+    answer = locked.get("/health", Host=host)
     assert answer.status_code == status
     assert ("--trusted-host" in answer.text) == (status == 400)
 
@@ -92,20 +87,20 @@ def test_a_public_server_answers_to_any_host_name_unless_given():
 
 
 def test_other_origins_get_no_cors_headers(live):
-    response = get(live, "/health", Origin="https://evil.example")
+    response = live.get("/health", Origin="https://evil.example")
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
 def test_an_allowed_origin_may_ask(locked):
     name = "access-control-allow-origin"
-    friend = get(locked, "/health", Origin="https://friend.example")
+    friend = locked.get("/health", Origin="https://friend.example")
     assert friend.headers[name] == "https://friend.example"
-    assert name not in get(locked, "/health", Origin="https://evil.example").headers
+    assert name not in locked.get("/health", Origin="https://evil.example").headers
 
 
 def test_every_response_has_the_security_headers(live):
     for path in ("/", "/health", "/nothing"):
-        headers = get(live, path).headers
+        headers = live.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
         assert headers["x-frame-options"] == "DENY"
@@ -128,16 +123,16 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_and_while_it_comes(li
 
 
 def test_a_wrong_route_or_method_is_reported_in_the_apis_form(live):
-    assert get(live, "/nothing").json() == {"detail": "not found"}
-    assert get(live, "/v1/nothing").json()["error"]["message"] == "not found"
-    assert get(live, "/chat/completions").status_code == 405
+    assert live.get("/nothing").json() == {"detail": "not found"}
+    assert live.get("/v1/nothing").json()["error"]["message"] == "not found"
+    assert live.get("/chat/completions").status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/completions"])
 def test_clients_with_different_keys_share_no_cached_pages(locked, path):
     asked = {"model": NAME, "prompt": "salt"} if path == "/v1/completions" else body("salt")
 
-    def salt(key: str) -> str:
+    def salt(key):
         with locked.client(headers={"Authorization": f"Bearer {key}"}) as http:
             said = http.post(path, json=asked)
         if path == "/chat/completions":
@@ -169,7 +164,7 @@ def test_a_key_file_holds_a_word_a_line(tmp_path):
 
 
 def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, monkeypatch):
-    def logged() -> list[str]:
+    def logged():
         return [r.getMessage() for r in caplog.records if r.name == "nanochat_core.server.access"]
 
     monkeypatch.setattr(live.service, "rules", ServerConfig())

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -39,9 +38,7 @@ sys.exit(program.main(sys.argv[1:]))
 
 
 @contextlib.contextmanager
-def started(
-    directory: Path, *options: str, program: tuple[str, str] = ("-m", "nanochat_core.server")
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(directory, *options, program=("-m", "nanochat_core.server")):
     """A server in a process, and its URL."""
     command = [sys.executable, *program, str(directory), "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -82,11 +79,11 @@ def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
     assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)
 
 
-async def accepted_option(level: int, option: int) -> int:
+async def accepted_option(level, option):
     """Return a socket option of a connection that an asyncio server accepted on our listener."""
     found = asyncio.get_running_loop().create_future()
 
-    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def answer(reader, writer):
         found.set_result(writer.get_extra_info("socket").getsockopt(level, option))
         writer.close()
 
@@ -151,7 +148,7 @@ def test_a_client_that_leaves_frees_the_engine(url):
         assert cancelled(http) == before + 1
 
 
-def cancelled(http: httpx.Client) -> int:
+def cancelled(http):
     """Answers that the metrics count as cancelled."""
     text = http.get("/metrics").text
     found = re.search(r'nanochat_answers_total\{reason="cancelled"\} (\d+)', text)
@@ -198,7 +195,7 @@ def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
         wait_until(lambda: not any(_is_alive(int(child)) for child in children))
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(pid):
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:

@@ -9,31 +9,17 @@ from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.service import ServerConfig
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.hostile_http import HEAD, connect
-from tests.support.nanochat_core.server.live import NAME, PATIENCE, Live, body, serving, wait_until
+from tests.support.nanochat_core.server.live import NAME, PATIENCE, body, serving, wait_until
 
 NOTHING = SimpleNamespace(content=[])
 
 
-@pytest.fixture(scope="module")
-def openai():
-    """OpenAI's own client library; its import costs a second that no other file needs."""
-    import openai
-
-    return openai
-
-
-@pytest.fixture(scope="module")
-def client(live: Live, openai):
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def ask(text: str) -> list:
-    return [{"role": "user", "content": text}]
+def chat(client, text, **settings):
+    return client.chat.completions.create(model=NAME, **body(text), **settings)
 
 
 def test_a_whole_answer(client):
-    answer = client.chat.completions.create(model=NAME, messages=ask("echo hello"), seed=1)
+    answer = chat(client, "echo hello", seed=1)
     [choice] = answer.choices
     assert choice.message.role == "assistant"
     assert choice.message.content == "hello"
@@ -44,14 +30,7 @@ def test_a_whole_answer(client):
 
 
 def test_a_streamed_answer_with_its_usage(client):
-    chunks = list(
-        client.chat.completions.create(
-            model=NAME,
-            messages=ask("echo hello"),
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    chunks = list(chat(client, "echo hello", stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
@@ -71,16 +50,14 @@ def test_the_stream_ends_with_done_and_has_no_usage_unasked(live):
 
 def test_an_answer_that_is_cut_says_so(client):
     for limit in ({"max_tokens": 3}, {"max_completion_tokens": 3}):
-        answer = client.chat.completions.create(model=NAME, messages=ask("long"), **limit)
+        answer = chat(client, "long", **limit)
         assert answer.choices[0].message.content == "abc"
         assert answer.choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
-    answer = client.chat.completions.create(
-        model=NAME, messages=ask("hold"), stop=["ef", "xy"], stream=stream
-    )
+    answer = chat(client, "hold", stop=["ef", "xy"], stream=stream)
     if stream:
         chunks = [chunk.choices[0] for chunk in answer]
         text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
@@ -92,13 +69,9 @@ def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_choices(client, stream):
-    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), n=3, stream=stream)
+    answer = chat(client, "echo hi", n=3, stream=stream)
     if not stream:
-        assert [(c.index, c.message.content) for c in answer.choices] == [
-            (0, "hi"),
-            (1, "hi"),
-            (2, "hi"),
-        ]
+        assert [(c.index, c.message.content) for c in answer.choices] == [*enumerate(["hi"] * 3)]
         assert answer.usage.completion_tokens == 6
         return
     texts = ["", "", ""]
@@ -109,9 +82,7 @@ def test_several_choices(client, stream):
 
 
 def test_log_probabilities_of_tokens_and_alternatives(client):
-    answer = client.chat.completions.create(
-        model=NAME, messages=ask("echo h\u00e9"), logprobs=True, top_logprobs=2
-    )
+    answer = chat(client, "echo h\u00e9", logprobs=True, top_logprobs=2)
     content = answer.choices[0].logprobs.content
     assert [entry.bytes for entry in content] == [[0x68], [0xC3], [0xA9]]
     assert [entry.logprob for entry in content] == [-0.5] * 3
@@ -120,7 +91,7 @@ def test_log_probabilities_of_tokens_and_alternatives(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(client, stream):
-    asked = {"model": NAME, "messages": ask("call"), "logprobs": True, "stop": "is x"}
+    asked = {"model": NAME, **body("call"), "logprobs": True, "stop": "is x"}
     if stream:
         chunks = client.chat.completions.create(**asked, stream=True)
         logged = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
@@ -145,21 +116,19 @@ def test_a_letter_of_several_tokens_is_reported_by_its_bytes_and_moves_no_offset
 
 
 def test_log_probabilities_come_with_the_stream(client):
-    chunks = client.chat.completions.create(
-        model=NAME, messages=ask("echo hi"), logprobs=True, stream=True
-    )
+    chunks = chat(client, "echo hi", logprobs=True, stream=True)
     logged = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
     assert [entry.token for logs in logged for entry in logs.content] == ["h", "i"]
 
 
 def test_calls_are_left_out(client):
-    answer = client.chat.completions.create(model=NAME, messages=ask("call"))
+    answer = chat(client, "call")
     assert answer.choices[0].message.content == "it is 36"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_marker_of_a_final_number_is_left_out_of_a_chat(client, stream):
-    asked = {"model": NAME, "messages": ask("echo So:\n#### 42"), "logprobs": True}
+    asked = {"model": NAME, **body("echo So:\n#### 42"), "logprobs": True}
     if stream:
         choices = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
         text = "".join(choice.delta.content or "" for choice in choices)
@@ -233,7 +202,7 @@ def test_the_model_is_listed(client, openai):
 )
 def test_a_refusal_is_an_error_of_openais(client, settings, param, openai):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{"model": NAME, "messages": ask("x"), **settings})
+        client.chat.completions.create(**{"model": NAME, **body("x"), **settings})
     assert caught.value.body["param"] == param
     assert caught.value.body["type"] == "invalid_request_error"
 
@@ -258,15 +227,10 @@ def test_a_refusal_of_a_text_names_its_field(client, settings, param, openai):
 
 
 def test_options_that_ask_for_nothing_are_accepted(client):
-    neutral = {
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0,
-        "logit_bias": {},
-        "top_p": 0,
-        "n": 1,
-    }
-    chat = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
-    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), **neutral, **chat)
+    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
+    neutral |= {"top_p": 0, "n": 1}
+    extra = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
+    answer = chat(client, "echo hi", **neutral, **extra)
     assert answer.choices[0].message.content == "hi"
     text = {"echo": False, "suffix": "", "best_of": 1}
     answer = client.completions.create(model=NAME, prompt="echo hi", **neutral, **text)
@@ -274,7 +238,8 @@ def test_options_that_ask_for_nothing_are_accepted(client):
 
 
 def test_an_assistant_that_said_nothing_may_have_said_null(client):
-    turns = [*ask("x"), {"role": "assistant", "content": None}, *ask("echo hi")]
+    earlier = [*body("x")["messages"], {"role": "assistant", "content": None}]
+    turns = [*earlier, *body("echo hi")["messages"]]
     answer = client.chat.completions.create(model=NAME, messages=turns)
     assert answer.choices[0].message.content == "hi"
 
@@ -307,10 +272,8 @@ def test_a_stop_string_of_a_later_prompt_ends_it_while_earlier_ones_go_on(client
         model=NAME, prompt=["long", "token " + "90 " * 1000], stop="Z", max_tokens=800, stream=True
     )
     ended = [c.choices[0] for c in chunks if c.choices[0].finish_reason]
-    assert [(choice.index, choice.finish_reason) for choice in ended] == [
-        (1, "stop"),
-        (0, "length"),
-    ]
+    reasons = [(choice.index, choice.finish_reason) for choice in ended]
+    assert reasons == [(1, "stop"), (0, "length")]
 
 
 def test_more_choices_than_may_be_are_refused(client, openai):
@@ -320,9 +283,7 @@ def test_more_choices_than_may_be_are_refused(client, openai):
 
 def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client, openai):
     with pytest.raises(openai.BadRequestError, match="choices are 640000, at most 50000"):
-        client.chat.completions.create(
-            model=NAME, messages=ask("x"), n=8, max_tokens=4000, logprobs=True, top_logprobs=20
-        )
+        chat(client, "x", n=8, max_tokens=4000, logprobs=True, top_logprobs=20)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +302,7 @@ def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(
         serving(ServerConfig(log="none", max_seconds=seconds)) as live,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,  # it would, by itself
     ):
-        asked = {"model": NAME, "messages": ask(text), "max_tokens": 4000}
+        asked = {"model": NAME, **body(text), "max_tokens": 4000}
         with pytest.raises(openai.APIStatusError, match=says) as caught:
             client.chat.completions.create(**asked)
         assert caught.value.status_code == status
@@ -370,7 +331,7 @@ def test_a_full_queue_is_one_that_the_client_retries(tmp_path, openai):
         first = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
         wait_until(lambda: live.running == 1)
         base = {"base_url": f"{live.url}/v1", "api_key": "none"}
-        create = {"model": NAME, "messages": ask("echo x")}
+        create = {"model": NAME, **body("echo x")}
         with openai.OpenAI(**base, max_retries=0) as impatient:
             with pytest.raises(openai.InternalServerError) as caught:
                 impatient.chat.completions.create(**create)

@@ -15,20 +15,12 @@ from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer, serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
-from nanochat_core.server.service import Service
 from nanochat_core.server.workers.ipc import frame, pack_event, unpack_event
-from nanochat_core.server.workers.pool import (
-    ENGINE_PROCESS,
-    AnswerStream,
-    HangTimeouts,
-    Pool,
-    Worker,
-)
+from nanochat_core.server.workers.pool import ENGINE_PROCESS, AnswerStream, HangTimeouts, Worker
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     FAKE,
     PATIENCE,
-    body,
     fake_pool,
     serving,
     text_of,
@@ -101,9 +93,7 @@ def test_while_the_only_engine_is_away_requests_get_503(monkeypatch, caplog):
         monkeypatch.setattr(subprocess, "Popen", refuse_first)
         assert "error" in live.ask("die")[-2]
         wait_until(lambda: worker.restarts == 2)
-        with live.client() as http:
-            health = http.get("/health").json()
-            refused = http.post("/chat/completions", json=body())
+        health, refused = live.health(), live.post()
         assert (health["status"], health["ready"]) == ("starting", False)
         assert refused.status_code == 503
         is_refused = False
@@ -124,20 +114,13 @@ def test_a_pool_whose_process_cannot_be_started_says_so(live, monkeypatch):
 
 
 def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
-    with (
-        serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live,
-        ThreadPoolExecutor(1) as threads,
-    ):
+    timeouts = HangTimeouts(cancel_seconds=0.3)
+    with serving(timeouts=timeouts) as live, ThreadPoolExecutor(1) as threads:
         worker = live.service.pool.workers[0]
         company = threads.submit(live.ask, "hold")
         wait_until(lambda: live.running == 1)
         hung = worker.pid
-        with (
-            live.client() as http,
-            http.stream("POST", "/chat/completions", json=body("hold")) as answer,
-        ):
-            lines = answer.iter_lines()  # kept: one that is let go closes the connection
-            next(lines)
+        with live.answering():
             os.kill(hung, signal.SIGSTOP)
         assert "stopped unexpectedly" in company.result()[-2]["error"]
         wait_until(lambda: live.health()["ready"])
@@ -149,7 +132,7 @@ def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
 def test_an_engine_that_ends_what_is_cancelled_is_left_alone(monkeypatch):
     check, checked = Worker._check_ended, []
 
-    def check_when_it_has_ended(worker: Worker, number: int) -> None:
+    def check_when_it_has_ended(worker, number):
         if worker.busy:
             live.loop.call_later(0.01, check_when_it_has_ended, worker, number)
         else:
@@ -157,11 +140,8 @@ def test_an_engine_that_ends_what_is_cancelled_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(Worker, "_check_ended", check_when_it_has_ended)
     with serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live:
-        with (
-            live.client() as http,
-            http.stream("POST", "/chat/completions", json=body("hold")) as answer,
-        ):
-            next(answer.iter_lines())
+        with live.answering():
+            pass
         wait_until(lambda: checked != [])
         assert text_of(live.ask("echo still")) == "still"
         assert live.service.pool.workers[0].restarts == 0
@@ -175,7 +155,7 @@ def test_an_engine_that_is_never_ready_is_given_up(live):
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_an_engine_without_a_request_ends_with_the_http_process(is_ready: bool):
+def test_an_engine_without_a_request_ends_with_the_http_process(is_ready):
     ours, theirs = socket.socketpair()
     descriptor = theirs.fileno()
     command = [sys.executable, "-m", ENGINE_PROCESS, str(descriptor)]
@@ -262,15 +242,15 @@ def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
 def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, tried, says):
     answers = list(coming)
     refusals = 1 if len(coming) == 2 else 0
-    made: list[str] = []
+    made = []
 
-    def find() -> Path:
+    def find():
         found = answers.pop(0) if answers else coming[-1]
         if isinstance(found, Exception):
             raise found
         return Path(found)
 
-    def pool_of(found: Path) -> Pool:
+    def pool_of(found):
         nonlocal refusals
         made.append(str(found))
         if refusals:
@@ -278,7 +258,7 @@ def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, trie
             raise ModelError("not now")
         return fake_pool(str(found))
 
-    async def follow(service: Service) -> None:
+    async def follow(service):
         async with asyncio.timeout(PATIENCE):
             newer = Newer(find=find, every_seconds=0.05)
             following = follow_newer(service, newer, pool_of, served=Path("fake"))
@@ -298,7 +278,7 @@ def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, trie
 
 
 def test_a_stop_that_is_cancelled_leaves_no_process_behind():
-    async def stop_twice() -> int | None:
+    async def stop_twice():
         pool = fake_pool()
         await pool.start()
         process = pool.workers[0]._process

@@ -11,10 +11,8 @@ import pytest
 from nanochat_core.errors import ConfigError
 from nanochat_core.server.api import prompts
 from nanochat_core.server.config import ServerConfig
-from nanochat_core.server.workers.pool import Pool
 from tests.support.nanochat_core.server.live import (
     PATIENCE,
-    body,
     fake_pool,
     serving,
     text_of,
@@ -59,17 +57,16 @@ def test_no_third_model_is_loaded_while_the_first_one_leaves(tmp_path):
         asked = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
         wait_until(lambda: live.running == 1)
         live.run(live.service.swap(lambda: fake_pool("second")))
-        left: list[int] = []
+        left = []
 
-        def make_third() -> Pool:
+        def make_third():
             left.append(first.running)
             return fake_pool("third")
 
         swapping = live.service.swap(make_third)
         third = asyncio.run_coroutine_threadsafe(swapping, live.loop)
         assert live.health()["running"] == 1  # of the first model
-        with live.client() as http:
-            assert "nanochat_running 1.0" in http.get("/metrics").text
+        assert "nanochat_running 1.0" in live.get("/metrics").text
         assert live.service.pool.workers[0].spec.directory == "second"
         (tmp_path / "go").touch()
         assert text_of(asked.result()) == "abcdefgh"
@@ -86,8 +83,7 @@ def test_restarts_are_counted_across_models():
         wait_until(lambda: old.restarts == 1 and old.facts is not None)
         live.run(live.service.swap(lambda: fake_pool("newer")))
         wait_until(lambda: old.pid is None)
-        with live.client() as http:
-            assert "nanochat_engine_restarts 1.0" in http.get("/metrics").text
+        assert "nanochat_engine_restarts 1.0" in live.get("/metrics").text
 
 
 def test_an_answer_ends_once_in_the_counts_however_it_ends():
@@ -95,11 +91,8 @@ def test_an_answer_ends_once_in_the_counts_however_it_ends():
         assert "longer than 0.1 seconds" in live.ask("hold")[-2]["error"]
         live.service.rules = ServerConfig(log="none")
         live.ask("echo a")
-        with (
-            live.client() as http,
-            http.stream("POST", "/chat/completions", json=body("hold")) as answer,
-        ):
-            next(answer.iter_lines())
+        with live.answering():
+            pass
         wait_until(lambda: live.running == 0)
         reasons = ("failed", "stop", "cancelled", "length")
         counts = [live.count("nanochat_answers_total", reason=reason) for reason in reasons]

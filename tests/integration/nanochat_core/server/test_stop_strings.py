@@ -6,26 +6,7 @@ import logging
 import pytest
 
 from nanochat_core.server.config import ServerConfig
-from tests.support.nanochat_core.server.live import NAME, Live, serving
-
-
-@pytest.fixture(scope="module")
-def openai():
-    """OpenAI's own client library; its import costs a second that no other file needs."""
-    import openai
-
-    return openai
-
-
-@pytest.fixture
-def client(live: Live, openai):
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client:
-        yield client
-
-
-def ask(text: str) -> list:
-    return [{"role": "user", "content": text}]
-
+from tests.support.nanochat_core.server.live import NAME, body, serving
 
 # What is asked, the stop strings, and the text of the answer.
 STOPPED = [
@@ -44,34 +25,26 @@ STOPPED = [
 @pytest.mark.parametrize("route", ["chat", "text"])
 @pytest.mark.parametrize(("asked", "stop", "text"), STOPPED)
 def test_tokens_go_out_with_their_text_and_none_of_a_stop_string(client, route, asked, stop, text):
-    if route == "chat":
-        form = {"model": NAME, "messages": ask(asked), "logprobs": True, "stop": stop}
-        stream = client.chat.completions.create(**form, stream=True)
-        whole = client.chat.completions.create(**form).choices[0]
-        parts = [
-            (c.choices[0].delta.content, [bytes(t.bytes) for t in (logs.content if logs else [])])
-            for c in stream
-            for logs in [c.choices[0].logprobs]
-        ]
-        sent = [bytes(t.bytes) for t in whole.logprobs.content] if whole.logprobs else []
-        assert whole.message.content == text
-    else:
-        form = {"model": NAME, "prompt": asked, "logprobs": 0, "stop": stop, "max_tokens": 64}
-        stream = client.completions.create(**form, stream=True)
-        whole = client.completions.create(**form).choices[0]
-        parts = [
-            (c.choices[0].text, [_bytes_of(t) for t in (logs.tokens if logs else [])])
-            for c in stream
-            for logs in [c.choices[0].logprobs]
-        ]
-        sent = [_bytes_of(t) for t in whole.logprobs.tokens] if whole.logprobs else []
-        assert whole.text == text
+    is_chat = route == "chat"
+
+    def bytes_of(logs):
+        tokens = (logs and (logs.content if is_chat else logs.tokens)) or []
+        return [bytes(t.bytes) if is_chat else _bytes_of(t) for t in tokens]
+
+    form = {"model": NAME, "stop": stop, "max_tokens": 64}
+    form |= {**body(asked), "logprobs": True} if is_chat else {"prompt": asked, "logprobs": 0}
+    create = (client.chat.completions if is_chat else client.completions).create
+    whole = create(**form).choices[0]
+    assert (whole.message.content if is_chat else whole.text) == text
+    sent = bytes_of(whole.logprobs)
+    choices = [chunk.choices[0] for chunk in create(**form, stream=True)]
+    parts = [(c.delta.content if is_chat else c.text, bytes_of(c.logprobs)) for c in choices]
     for content, tokens in parts:
         assert b"".join(tokens).decode() == (content or "")
     assert b"".join(sent).decode() == text
 
 
-def _bytes_of(token: str) -> bytes:
+def _bytes_of(token):
     """A token of /v1/completions."""
     if not token.startswith("bytes:"):
         return token.encode()
@@ -87,7 +60,7 @@ def test_the_log_of_contents_has_each_answer_by_itself_and_whole(
     with serving(ServerConfig(log="contents")) as live:
         base = {"base_url": f"{live.url}/v1", "api_key": "none"}
         with openai.OpenAI(**base) as client:
-            client.chat.completions.create(model=NAME, messages=ask(asked), n=n, stop=stop)
+            client.chat.completions.create(model=NAME, **body(asked), n=n, stop=stop)
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("answered: ")]
     answers = [ast.literal_eval(line.removeprefix("answered: ")) for line in lines]
     # Text that is held back is written behind the call that follows it.

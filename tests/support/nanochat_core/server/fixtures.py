@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,21 @@ def live() -> Iterator[Live]:
     """One server for all tests that leave it as it was."""
     with serving() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def openai() -> ModuleType:
+    """OpenAI's own client library; its import costs a second that few files need."""
+    import openai
+
+    return openai
+
+
+@pytest.fixture(scope="session")
+def client(live: Live, openai: ModuleType) -> Iterator[Any]:
+    """OpenAI's client of the shared server."""
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,25 @@ class Live:
         assert response.status_code == 200, response.text
         return events_of(response.text)
 
+    @contextlib.contextmanager
+    def answering(self, text: str = "hold", **settings) -> Iterator[Iterator[str]]:
+        """Begin an answer and leave it at the end of the block: the lines after its first."""
+        with (
+            self.client() as http,
+            http.stream("POST", "/chat/completions", json=body(text, **settings)) as answer,
+        ):
+            lines = answer.iter_lines()  # dropping it would close the connection
+            next(lines)
+            yield lines
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        """Send a GET with these headers."""
+        return httpx.get(self.url + path, headers=headers, timeout=PATIENCE)
+
+    def post(self, path: str = "/chat/completions", ask: dict | None = None) -> httpx.Response:
+        """Post a request, by default one of a short answer."""
+        return httpx.post(self.url + path, json=ask or body(), timeout=PATIENCE)
+
     def health(self) -> dict:
         """GET /health."""
         return httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
