@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from nanochat_core import scaling
-from nanochat_core.config import RunConfig
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.scaling_january import january_run, num_heads_for
@@ -28,13 +27,13 @@ TABLE = """
 ROWS = {int(line.split()[0]): line.split()[1:] for line in TABLE.strip().splitlines()}
 
 
-def shown(value: float, like: str) -> str:
+def shown(value, like):
     """`value` with as many decimals as the text `like`."""
     decimals = len(like.partition(".")[2])
     return f"{value:.{decimals}f}"
 
 
-def columns(run: RunConfig, at_8: RunConfig) -> list[float]:
+def columns(run, at_8):
     model, rates = run.model, run.optimizer
     tokens = int(12 * scaling.num_scaling_params(model, run.numerics))
     assert run.pretrain.num_steps == tokens // run.pretrain.total_batch_size
@@ -59,7 +58,7 @@ def columns(run: RunConfig, at_8: RunConfig) -> list[float]:
 
 
 @pytest.mark.parametrize("depth", ROWS)
-def test_the_dial_gives_nanochats_numbers(depth: int) -> None:
+def test_the_dial_gives_nanochats_numbers(depth):
     run = scaling.run_for_depth(depth)
     found = columns(run, scaling.run_for_depth(depth, tokens_per_param=8))
     expected = [float(text) for text in ROWS[depth]]
@@ -71,18 +70,18 @@ def test_the_dial_gives_nanochats_numbers(depth: int) -> None:
     assert run.optimizer.residual_lr == pytest.approx(run.optimizer.x0_lr / 100)
 
 
-def test_windows_are_three_short_and_one_long_and_the_last_is_long() -> None:
+def test_windows_are_three_short_and_one_long_and_the_last_is_long():
     assert scaling.model_for_depth(6).windows == (512, 512, 512, 2048, 512, 2048)
     assert scaling.windows_for(3, 256) == (128, 128, 256)
     assert scaling.windows_for(4, 64) == (64, 64, 64, 64)
 
 
-def test_odd_depths_round_the_width_up_to_whole_heads() -> None:
+def test_odd_depths_round_the_width_up_to_whole_heads():
     model = scaling.model_for_depth(5)
     assert (model.width, model.num_heads, head_dim(model)) == (384, 3, 128)
 
 
-def test_every_second_layer_has_a_value_embedding_and_tables_are_padded_to_64() -> None:
+def test_every_second_layer_has_a_value_embedding_and_tables_are_padded_to_64():
     layers = {1: (0,), 2: (1,), 3: (0, 2), 4: (1, 3), 7: (0, 2, 4, 6)}
     for depth, expected in layers.items():
         model = scaling.model_for_depth(depth)
@@ -94,7 +93,7 @@ def test_every_second_layer_has_a_value_embedding_and_tables_are_padded_to_64() 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("depth", [*ROWS, 1, 3, 11])
-def test_counted_parameters_are_the_models_own(depth: int) -> None:
+def test_counted_parameters_are_the_models_own(depth):
     import torch
 
     from nanochat_core.model.gpt import GPT
@@ -126,7 +125,7 @@ JANUARY_ROWS = {int(line.split()[0]): line.split()[1:] for line in JANUARY.strip
 
 
 @pytest.mark.parametrize("depth", JANUARY_ROWS)
-def test_januarys_dial_gives_its_numbers(depth: int) -> None:
+def test_januarys_dial_gives_its_numbers(depth):
     run = january_run(depth)
     found = [
         run.model.width,
@@ -145,7 +144,7 @@ def test_januarys_dial_gives_its_numbers(depth: int) -> None:
     assert run.optimizer.muon_lr == 0.02
 
 
-def test_januarys_recipe_is_its_own_at_every_stage() -> None:
+def test_januarys_recipe_is_its_own_at_every_stage():
     run = january_run(20)
     assert (run.model.vocab_size, run.shards.source, run.shards.num_shards) == (
         65_536,
@@ -174,7 +173,7 @@ def test_januarys_recipe_is_its_own_at_every_stage() -> None:
         (21_399, 1 / 8560, 0.95),
     ],
 )
-def test_januarys_schedule(step: int, rate: float, momentum: float) -> None:
+def test_januarys_schedule(step, rate, momentum):
     pretrain = january_run(20).pretrain
     found = lr_multiplier(step, pretrain.num_steps, pretrain.schedule)
     assert found == pytest.approx(rate, abs=1e-12)
@@ -185,7 +184,7 @@ def test_januarys_schedule(step: int, rate: float, momentum: float) -> None:
     assert muon_momentum(0, 600, sft) == pytest.approx(0.95)
 
 
-def test_heads_are_the_divisor_nearest_to_128_channels() -> None:
+def test_heads_are_the_divisor_nearest_to_128_channels():
     """As nanochat sought them: further out by one at a time, the larger first."""
     for width in range(64, 64 * 60, 64):
         ideal = max(1, round(width / 128))

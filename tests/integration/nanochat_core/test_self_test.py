@@ -3,7 +3,6 @@ says follows from the device's properties, which are read in one place. No GPU r
 
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,13 +20,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def attention_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def attention_is_left_as_it_was(monkeypatch):
     for name in ("_chosen", "_call"):
         monkeypatch.setattr(attention, name, getattr(attention, name))
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def hopper(monkeypatch):
     """The properties of a GPU that is not there."""
     properties = SimpleNamespace(
         name="NVIDIA H100 80GB HBM3",
@@ -39,7 +38,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
 
 
-def test_a_cpu_passes_every_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_passes_every_test(monkeypatch):
     monkeypatch.setattr(self_test, "read_bandwidth", lambda device, threads: 1e10)
     monkeypatch.setattr(self_test, "SMALL", 64)
     lines = {line.name: line for line in self_test.run_tests(CPU)}
@@ -52,7 +51,7 @@ def test_a_cpu_passes_every_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fewer", [0, 1])
-def test_attention_to_one_key_less_fails(fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_to_one_key_less_fails(fewer, monkeypatch):
     sdpa = SDPA.load()
     # The first gradient is the CPU's, the second the device's.
     ways = iter([sdpa, lambda q, k, v, window: sdpa(q, k, v, window - fewer)])
@@ -60,7 +59,7 @@ def test_attention_to_one_key_less_fails(fewer: int, monkeypatch: pytest.MonkeyP
     assert self_test.training(CPU, "fp32").state == ("fail" if fewer else "ok")
 
 
-def test_a_runner_that_answers_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_that_answers_otherwise_fails(monkeypatch):
     monkeypatch.setattr(native_runner, "unable", lambda *_, **__: "not now")
     monkeypatch.setattr("nanochat_core.engine.runners.choose.unable", lambda *_: "not now")
     assert self_test.decoding(CPU, "fp32").state == "ok"
@@ -71,8 +70,8 @@ def test_a_runner_that_answers_otherwise_fails(monkeypatch: pytest.MonkeyPatch) 
     assert line.remedy == "do not serve from here"
 
 
-def test_a_test_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Any:
+def test_a_test_that_raises_hides_no_other(monkeypatch):
+    def broken(*_):
         raise RuntimeError("no kernel image\nand more")
 
     monkeypatch.setattr(self_test, "TOLERANCES", {})
@@ -84,7 +83,7 @@ def test_a_test_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("hopper")
-def test_what_is_said_follows_from_the_properties() -> None:
+def test_what_is_said_follows_from_the_properties():
     device = torch.device("cuda", 0)
     found = self_test.read_device(device)
     line = self_test.describe(found)
@@ -97,10 +96,8 @@ def test_what_is_said_follows_from_the_properties() -> None:
 @pytest.mark.parametrize(
     ("right", "chosen"), [("cudnn", "cudnn"), ("flex", "flex"), ("varlen", "varlen"), ("", "sdpa")]
 )
-def test_auto_is_the_first_backend_that_computes_right(
-    right: str, chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    def fault(backend: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+def test_auto_is_the_first_backend_that_computes_right(right, chosen, monkeypatch, tmp_path):
+    def fault(backend, device, dtype):
         return None if backend.name == right else "its package is missing"
 
     monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
@@ -117,10 +114,8 @@ def test_auto_is_the_first_backend_that_computes_right(
 
 
 @pytest.mark.usefixtures("hopper")
-def test_slow_attention_with_every_package_installed_has_a_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(backend: Any, *_: Any, **__: Any) -> str | None:
+def test_slow_attention_with_every_package_installed_has_a_remedy(monkeypatch):
+    def fail(backend, *_, **__):
         return None if backend is SDPA else "RuntimeError on a small problem: no kernel image"
 
     monkeypatch.setattr(attention_backends.Backend, "unable", fail)
@@ -137,16 +132,14 @@ def test_slow_attention_with_every_package_installed_has_a_remedy(
         (10, "fa4 (written for this GPU, not tried): pip install 'nanochat-flows[fa4]'"),
     ],
 )
-def test_the_version_of_flash_attention_that_a_card_lacks_is_named(
-    major: int, better: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_of_flash_attention_that_a_card_lacks_is_named(major, better, monkeypatch):
     properties = SimpleNamespace(
         name="a GPU", major=major, minor=0, total_memory=1, multi_processor_count=108
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
 
-    def fault(backend: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+    def fault(backend, device, dtype):
         return "its package is missing" if backend.name.startswith("fa") else None
 
     monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
@@ -155,9 +148,7 @@ def test_the_version_of_flash_attention_that_a_card_lacks_is_named(
     assert (line.state, line.remedy) == ("ok", better)
 
 
-def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(monkeypatch):
     properties = SimpleNamespace(
         name="NVIDIA A100-SXM4-80GB", major=8, minor=0, total_memory=1, multi_processor_count=108
     )
@@ -170,7 +161,7 @@ def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(
     assert line.found == "fa2 for training and evaluation"
 
 
-def test_a_slow_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_gpu_is_named(monkeypatch):
     monkeypatch.setattr(self_test, "read_bandwidth", lambda device, threads: 3e12)
     monkeypatch.setattr(self_test, "product_flops", lambda kind, *_: 4e14)
     device = self_test.Device(name="NVIDIA H100", capability=(9, 0), memory=1, processors=1)
@@ -188,9 +179,7 @@ def test_a_slow_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("os.kill(os.getpid(), 9)", "ended with -9: no output"),
     ],
 )
-def test_the_command_line_gets_each_finding_and_why_the_test_died(
-    end: str, found: str | None
-) -> None:
+def test_the_command_line_gets_each_finding_and_why_the_test_died(end, found):
     line = '{"name": "device", "state": "ok", "found": "a GPU", "remedy": null, "values": {"a": 1}}'
     code = f"import os, sys; print({line!r}, flush=True); {end}"
     lines = list(gpu.self_test((sys.executable, "-c", code)))
@@ -199,7 +188,7 @@ def test_the_command_line_gets_each_finding_and_why_the_test_died(
     assert [finding.found for finding, _ in rest] == ([] if found is None else [found])
 
 
-def test_a_test_that_hangs_is_ended() -> None:
+def test_a_test_that_hangs_is_ended():
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     ((finding, _),) = gpu.self_test(command, timeout=0.1)
     assert finding.found == "ended with -9: no output"

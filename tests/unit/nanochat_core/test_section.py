@@ -27,7 +27,7 @@ class Texts(Section):
 
 
 @pytest.fixture(autouse=True)
-def entry(monkeypatch: pytest.MonkeyPatch):
+def entry(monkeypatch):
     """The table has the field of the test's own section."""
     monkeypatch.setitem(NEUTRAL, "Text.later", None)
 

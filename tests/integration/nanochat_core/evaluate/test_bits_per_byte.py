@@ -13,11 +13,11 @@ ALONE = World(rank=0, local_rank=0, size=1)
 
 
 @pytest.fixture
-def rows(rows_dir) -> Rows:
+def rows(rows_dir):
     return Rows.open(rows_dir, "val")
 
 
-def straight_line(model, tokenizer, rows: Rows, num_rows: int) -> float:
+def straight_line(model, tokenizer, rows, num_rows):
     """Bits per byte, one target at a time in float64."""
     nats = num_bytes = 0.0
     for row in rows.ids[:num_rows].astype(int).tolist():
@@ -29,7 +29,7 @@ def straight_line(model, tokenizer, rows: Rows, num_rows: int) -> float:
     return nats / math.log(2) / num_bytes
 
 
-def measure(model, tokenizer, rows, *, num_tokens=7 * 32, batch_size=3) -> float:
+def measure(model, tokenizer, rows, *, num_tokens=7 * 32, batch_size=3):
     return bits_per_byte(
         model,
         rows,
@@ -63,7 +63,7 @@ def test_the_ranks_shares_are_the_whole(model, tokenizer, rows):
             found.append(tensor.clone())
             return tensor
 
-    found: list[torch.Tensor] = []
+    found = []
     for world in (
         Recorder(rank=0, local_rank=0, size=1),
         *(Recorder(rank=rank, local_rank=rank, size=3) for rank in range(3)),

@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pyarrow.parquet as pq
@@ -38,7 +37,7 @@ from tests.support.tasks.example_files import write_examples
 pytestmark = pytest.mark.torch
 
 
-def config_of(*tasks: tuple[str, int]) -> dict:
+def config_of(*tasks):
     return {
         "chat_eval": {
             "tasks": [
@@ -58,7 +57,7 @@ def make(make_job, model_dir, task_data_dir):
     return make_chat_job
 
 
-def write_always(engine: Engine, text: str) -> None:
+def write_always(engine, text):
     """Give every token a fixed successor, so that the model writes `text` and ends."""
     tokenizer = engine.tokenizer
     start, end = map(tokenizer.special, ("<|assistant_start|>", "<|assistant_end|>"))
@@ -72,11 +71,11 @@ def write_always(engine: Engine, text: str) -> None:
             engine.model.lm_head.weight[successor] = 0.3 * codes[token]
 
 
-def records(path) -> list[dict]:
+def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def questions(count: int) -> list[dict]:
+def questions(count):
     """With three to five lettered choices, one of them longer than the model's windows."""
     made, rng = list[dict](), random.Random(0)
     for i in range(count):
@@ -88,7 +87,7 @@ def questions(count: int) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def many_tasks_dir(task_data_dir, tmp_path_factory) -> Path:
+def many_tasks_dir(task_data_dir, tmp_path_factory):
     """With questions of lettered choices besides, and programs to be written."""
     directory = tmp_path_factory.mktemp("tasks") / "task_data"
     shutil.copytree(task_data_dir, directory)
@@ -169,7 +168,7 @@ def test_every_turn_is_answered_after_the_models_own_answers_and_all_must_be_rig
     engine = Engine(copy.deepcopy(model), tokenizer)
     write_always(engine, "#### 2")
 
-    def of_sums(*answers: str) -> dict:
+    def of_sums(*answers):
         question, expected = {"role": "user", "content": "?"}, {"role": "assistant", "content": "3"}
         turns = [{"kind": "sum", "answer": answer} for answer in answers]
         return {"messages": [question, expected] * len(answers), "turns": turns}
@@ -198,15 +197,15 @@ def test_every_turn_is_answered_after_the_models_own_answers_and_all_must_be_rig
     ],
 )
 def test_the_model_sees_the_very_tokens_of_its_earlier_answers(
-    model, tokenizer, monkeypatch: pytest.MonkeyPatch, wrote: str
+    model, tokenizer, monkeypatch, wrote
 ):
     special = re.compile(r"(<\|\w+\|>)")
-    ids: list[int] = []
+    ids = []
     for piece in special.split(wrote):
         ids += [tokenizer.special(piece)] if special.match(piece) else tokenizer.encode(piece)
-    prompts: list[list[int]] = []
+    prompts = []
 
-    def complete(engine: Engine, given: list[list[int]], *, max_tokens: int) -> list[list[int]]:
+    def complete(engine, given, *, max_tokens):
         prompts.extend(given)
         return [ids] * len(given)
 
@@ -384,7 +383,7 @@ def test_two_processes_find_what_one_finds(make, many_tasks_dir):
 
 
 def test_the_suites_digest_depends_on_what_was_asked(make, many_tasks_dir, tmp_path):
-    def digest(*tasks, task_data=many_tasks_dir) -> str:
+    def digest(*tasks, task_data=many_tasks_dir):
         job = make(*tasks, name=f"job-{next(numbers)}", task_data=task_data)
         config = chat.ChatEvalConfig.from_tree(job.config["chat_eval"])
         return chat.suite_digest(job, config)

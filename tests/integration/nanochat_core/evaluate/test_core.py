@@ -40,7 +40,7 @@ def speller(model):
 
 
 @pytest.fixture(scope="module")
-def bundle(speller, tokenizer, tmp_path_factory) -> Path:
+def bundle(speller, tokenizer, tmp_path_factory):
     directory = tmp_path_factory.mktemp("task_data") / "core"
     write_bundle(directory)
     likely = likely_continuations(speller, tokenizer, directory)
@@ -85,7 +85,7 @@ def test_the_ranks_shares_are_the_whole(speller, tokenizer, bundle, expected, mo
         def gather(self, item):
             return [item]
 
-    shares: list[torch.Tensor] = []
+    shares = []
     monkeypatch.setattr(core, "BLOCK", 5)
     suite = open_suite(bundle, max_per_task=None)
     for rank in range(3):

@@ -78,7 +78,7 @@ def test_a_task_of_an_unknown_kind_and_a_missing_file_are_named(tmp_path):
         open_suite(tmp_path / "nowhere", max_per_task=None)
 
 
-def _mute(bundle: Path, place: int) -> None:
+def _mute(bundle, place):
     """Make an example of `facts` one that has no continuation."""
     path = bundle / "eval_data/language_modeling/facts.jsonl"
     lines = path.read_text().splitlines()
@@ -115,7 +115,7 @@ def test_an_example_of_which_nothing_can_be_scored_fails_its_task_alone(
             told.append(item)
             return [*told]
 
-    told: list[dict[str, tuple[int, str]]] = []
+    told = []
     for rank in (1, 0):
         world = Split(rank=rank, local_rank=rank, size=2)
         last = core_metric(model, tokenizer, suite, world=world)

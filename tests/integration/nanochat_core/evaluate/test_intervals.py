@@ -45,7 +45,7 @@ def test_scipy_has_the_same_interval_of_paired_seeds(stats):
     assert (alone.value, alone.low, alone.high) == (0.5, -math.inf, math.inf)
 
 
-def pairs_of(seed: int, total: int) -> tuple[list[int], tuple[int, int, int]]:
+def pairs_of(seed, total):
     """Per question the difference of being right, and how many were kept, gained and lost."""
     rng = random.Random(seed)
     before = [rng.random() < 0.4 for _ in range(total)]

@@ -1,7 +1,5 @@
 """lm-evaluation-harness reads an export and scores continuations as our model does."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,9 +15,7 @@ Instance = pytest.importorskip("lm_eval.api.instance").Instance
 CONTEXT, CONTINUATION = "The capital of France is", " Paris, I think."
 
 
-def test_the_harness_scores_a_continuation_as_we_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_harness_scores_a_continuation_as_we_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     model, tokenizer, directory = a_model("2026-03-14"), a_tokenizer(), tmp_path / "out"

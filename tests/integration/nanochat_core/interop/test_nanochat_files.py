@@ -4,8 +4,6 @@ came in."""
 import dataclasses
 import json
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from nanochat_core.interop.nanochat_files import (
 )
 from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
 from nanochat_core.model.checkpoint import load_model
-from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.interop.models import Bomb, a_model, a_tokenizer
 from tests.support.nanochat_core.train.recipe_reference import Recipe, Shape, forward
@@ -36,8 +33,8 @@ CPU = torch.device("cpu")
 ALIKE = {"2026-01-17", "2026-03-02"}  # eras whose checkpoints look the same
 
 
-def config_of(model: GPT, **changes: Any) -> dict[str, Any]:
-    config: dict[str, Any] = {
+def config_of(model, **changes):
+    config = {
         "sequence_len": model.config.sequence_len,
         "vocab_size": model.config.vocab_size,
         "n_layer": model.config.depth,
@@ -50,7 +47,7 @@ def config_of(model: GPT, **changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
-def save(directory: Path, tensors: Any, config: dict[str, Any], *, step: int = 12) -> Path:
+def save(directory, tensors, config, *, step=12):
     """A checkpoint as nanochat writes it."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.save(tensors, directory / f"model_{step:06d}.pt")
@@ -59,15 +56,13 @@ def save(directory: Path, tensors: Any, config: dict[str, Any], *, step: int = 1
     return directory
 
 
-def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+def weights_of(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("era", ERAS)
-def test_a_checkpoint_of_every_era_comes_in_with_its_logits(
-    tmp_path: Path, era: str, precision: str
-) -> None:
+def test_a_checkpoint_of_every_era_comes_in_with_its_logits(tmp_path, era, precision):
     model = a_model(era, precision=precision)
     save(tmp_path / "in", weights_of(model), config_of(model))
     found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
@@ -82,7 +77,7 @@ def test_a_checkpoint_of_every_era_comes_in_with_its_logits(
     assert Tokenizer.load(tmp_path / "out" / "tokenizer").digest() == a_tokenizer().digest()
 
 
-def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path: Path) -> None:
+def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path):
     """Windows, grouped heads, value embeddings, smear and backout: nothing of ours but the file."""
     model = a_model("2026-03-14")
     save(tmp_path / "in", weights_of(model), config_of(model))
@@ -104,7 +99,7 @@ def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_what_came_in_goes_out_to_the_bit(tmp_path: Path, era: str) -> None:
+def test_what_came_in_goes_out_to_the_bit(tmp_path, era):
     model = a_model(era, precision="bf16")
     before = weights_of(model)
     save(tmp_path / "in", before, config_of(model))
@@ -126,14 +121,14 @@ def test_what_came_in_goes_out_to_the_bit(tmp_path: Path, era: str) -> None:
     assert read_checkpoint_tokenizer(tokenizer, again.config).digest() == a_tokenizer().digest()
 
 
-def test_names_of_a_compiled_model_are_read_too(tmp_path: Path) -> None:
+def test_names_of_a_compiled_model_are_read_too(tmp_path):
     model = a_model("2026-03-14")
     weights = {f"_orig_mod.{name}": tensor for name, tensor in weights_of(model).items()}
     save(tmp_path, weights, config_of(model))
     assert read_checkpoint(tmp_path).weights.keys() == model.state_dict().keys()
 
 
-def test_the_last_step_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+def test_the_last_step_is_taken_unless_one_is_named(tmp_path):
     model = a_model("2026-03-14")
     for step in (5, 1000000, 20):
         save(tmp_path, weights_of(model), config_of(model), step=step)
@@ -144,7 +139,7 @@ def test_the_last_step_is_taken_unless_one_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "it has: 5, 20, 1000000"
 
 
-def test_two_eras_that_look_alike_are_asked_for(tmp_path: Path) -> None:
+def test_two_eras_that_look_alike_are_asked_for(tmp_path):
     model = a_model("2026-03-02")
     save(tmp_path, weights_of(model), config_of(model))
     with pytest.raises(ConfigError, match=r"softcap 15.*softcap 20"):
@@ -155,7 +150,7 @@ def test_two_eras_that_look_alike_are_asked_for(tmp_path: Path) -> None:
         read_checkpoint(tmp_path, era="spring")
 
 
-def test_bigram_embeddings_are_refused_by_name(tmp_path: Path) -> None:
+def test_bigram_embeddings_are_refused_by_name(tmp_path):
     model = a_model("2026-01-17")
     weights = {**weights_of(model), "bigram_embed.weight": torch.zeros(8, 64)}
     save(tmp_path, weights, config_of(model))
@@ -163,7 +158,7 @@ def test_bigram_embeddings_are_refused_by_name(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path: Path) -> None:
+def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path):
     model = a_model("2026-03-14")
     save(tmp_path, {**weights_of(model), "x": Bomb(tmp_path / "ran")}, config_of(model))
     with pytest.raises(ModelError, match="is not a checkpoint") as caught:
@@ -172,9 +167,9 @@ def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def damaged(weights: dict[str, torch.Tensor], name: str, how: str) -> dict[str, Any]:
+def damaged(weights, name, how):
     tensor = weights[name]
-    changed: Any = {
+    changed = {
         "missing": None,
         "narrower": tensor[:, :-1].contiguous(),
         "fp16": tensor.half(),
@@ -208,7 +203,7 @@ def damaged(weights: dict[str, torch.Tensor], name: str, how: str) -> dict[str, 
     ],
 )
 @pytest.mark.parametrize("name", ["transformer.h.2.mlp.c_fc.weight", "lm_head.weight"])
-def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, how: str, message: str) -> None:
+def test_a_damaged_tensor_is_named(tmp_path, name, how, message):
     model = a_model("2026-03-14")
     save(tmp_path, damaged(weights_of(model), name, how), config_of(model))
     with pytest.raises(ModelError, match=message) as caught:
@@ -217,7 +212,7 @@ def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, how: str, message:
 
 
 @pytest.mark.parametrize("shape", [(), (12,), (2, 12, 1)])
-def test_a_gate_that_is_no_matrix_is_of_no_era(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_a_gate_that_is_no_matrix_is_of_no_era(tmp_path, shape):
     model = a_model("2026-03-14")
     name = "transformer.h.1.attn.ve_gate.weight"
     save(tmp_path, {**weights_of(model), name: torch.ones(shape)}, config_of(model))
@@ -225,7 +220,7 @@ def test_a_gate_that_is_no_matrix_is_of_no_era(tmp_path: Path, shape: tuple[int,
         read_checkpoint(tmp_path)
 
 
-def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path: Path) -> None:
+def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path):
     model = a_model("2026-03-14", precision="bf16")
     weights = weights_of(model)
     weights["value_embeds.1.weight"] = weights["value_embeds.1.weight"].float()
@@ -234,7 +229,7 @@ def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path: Path) -
         read_checkpoint(tmp_path)
 
 
-def test_matrices_in_bf16_come_in_with_their_values(tmp_path: Path) -> None:
+def test_matrices_in_bf16_come_in_with_their_values(tmp_path):
     model = a_model("2026-03-14", precision="bf16")
     weights = {name: tensor.bfloat16() for name, tensor in weights_of(model).items()}
     save(tmp_path / "in", weights, config_of(model))
@@ -244,7 +239,7 @@ def test_matrices_in_bf16_come_in_with_their_values(tmp_path: Path) -> None:
     assert all(torch.equal(state[name].bfloat16(), tensor) for name, tensor in weights.items())
 
 
-def test_a_foreign_tensor_is_named(tmp_path: Path) -> None:
+def test_a_foreign_tensor_is_named(tmp_path):
     model = a_model("2026-03-14")
     save(tmp_path, {**weights_of(model), "adapter.weight": torch.ones(2)}, config_of(model))
     with pytest.raises(ModelError, match=r"adapter\.weight is not part"):
@@ -272,9 +267,7 @@ def test_a_foreign_tensor_is_named(tmp_path: Path) -> None:
         ({"window_pattern": "S" * 10**6}, "window_pattern is"),
     ],
 )
-def test_a_config_that_lies_is_caught(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_config_that_lies_is_caught(tmp_path, changes, message):
     model = a_model("2026-03-14")
     save(tmp_path, weights_of(model), config_of(model, **changes))
     with pytest.raises(ModelError, match=message) as caught:
@@ -283,7 +276,7 @@ def test_a_config_that_lies_is_caught(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.9999])
-def test_a_truncated_archive_is_refused(tmp_path: Path, share: float) -> None:
+def test_a_truncated_archive_is_refused(tmp_path, share):
     model = a_model("2026-03-14")
     save(tmp_path, weights_of(model), config_of(model))
     path = tmp_path / "model_000012.pt"
@@ -293,7 +286,7 @@ def test_a_truncated_archive_is_refused(tmp_path: Path, share: float) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path: Path) -> None:
+def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
     model = a_model("2026-03-14")
     save(tmp_path, weights_of(model), config_of(model))
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -308,7 +301,7 @@ def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path: Path) -> None:
         assert error.value.hint == "get the file: git lfs pull"
 
 
-def test_an_archive_that_was_compressed_is_refused(tmp_path: Path) -> None:
+def test_an_archive_that_was_compressed_is_refused(tmp_path):
     model = a_model("2026-03-14")
     save(tmp_path, weights_of(model), config_of(model))
     path = tmp_path / "model_000012.pt"
@@ -322,7 +315,7 @@ def test_an_archive_that_was_compressed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model_config": 3}', "[" * 100_000])
-def test_a_meta_file_that_describes_nothing_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_meta_file_that_describes_nothing_is_refused(tmp_path, text):
     model = a_model("2026-03-14")
     save(tmp_path, weights_of(model), config_of(model))
     (tmp_path / "meta_000012.json").write_text(text)
@@ -330,7 +323,7 @@ def test_a_meta_file_that_describes_nothing_is_refused(tmp_path: Path, text: str
         read_checkpoint(tmp_path)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(ModelError, match=r"has no model_\*\.pt"):
         read_checkpoint(tmp_path)
     with pytest.raises(ModelError, match="no such file"):
@@ -340,7 +333,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path: Path) -> None:
+def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path):
     checkpoint = tmp_path / "base_checkpoints" / "d4"
     checkpoint.mkdir(parents=True)
     assert find_tokenizer(checkpoint) is None
@@ -351,7 +344,7 @@ def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path: Path) -> None:
     assert find_tokenizer(checkpoint) == checkpoint / "tokenizer.pkl"
 
 
-def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
     model = a_model("2026-03-14")
     other = ModelConfig(**{**vars(model.config), "vocab_size": 301})

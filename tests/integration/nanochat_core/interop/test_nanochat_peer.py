@@ -7,7 +7,6 @@ Its versions are the checkouts that NANOCHAT_DIR (of since 14 March 2026) and NA
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ save_file({"logits": logits, "ids": torch.tensor(tokenizer.encode(text))}, out)
 
 
 @pytest.mark.parametrize("era", PEERS)
-def test_nanochat_loads_what_is_exported(tmp_path: Path, era: str) -> None:
+def test_nanochat_loads_what_is_exported(tmp_path, era):
     if PEERS[era] not in os.environ:
         pytest.skip(f"{PEERS[era]} names no checkout of nanochat")
     model, tokenizer = a_model(era), a_tokenizer()

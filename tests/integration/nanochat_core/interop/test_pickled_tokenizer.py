@@ -5,7 +5,6 @@ import struct
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiktoken
@@ -18,9 +17,9 @@ from tests.support.nanochat_core.interop.models import Bomb, a_tokenizer
 pytestmark = pytest.mark.torch
 
 
-def encoding(**changes: Any) -> tiktoken.Encoding:
+def encoding(**changes):
     tokenizer = a_tokenizer()
-    state: dict[str, Any] = {
+    state = {
         "name": "rustbpe",
         "pat_str": SPLIT_PATTERN,
         "mergeable_ranks": tokenizer.ranks,
@@ -30,15 +29,13 @@ def encoding(**changes: Any) -> tiktoken.Encoding:
 
 
 @pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickled_tokenizer_encodes_as_the_one_that_was_saved(
-    tmp_path: Path, protocol: int
-) -> None:
+def test_a_pickled_tokenizer_encodes_as_the_one_that_was_saved(tmp_path, protocol):
     (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(encoding(), protocol=protocol))
     found = read_tokenizer(tmp_path / "tokenizer.pkl")
     assert found.digest() == a_tokenizer().digest()
 
 
-def test_tiktoken_reads_what_is_written(tmp_path: Path) -> None:
+def test_tiktoken_reads_what_is_written(tmp_path):
     write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
     with (tmp_path / "tokenizer.pkl").open("rb") as file:
         loaded = pickle.load(file)
@@ -48,7 +45,7 @@ def test_tiktoken_reads_what_is_written(tmp_path: Path) -> None:
     assert loaded.encode_single_token("<|bos|>") == a_tokenizer().bos
 
 
-def hostile_pickles(mark: Path) -> dict[str, bytes]:
+def hostile_pickles(mark):
     """Programs that would touch `mark`, or take the reader's memory, or hold something else."""
     call = f"touch {mark}".encode()
     class_of = b"ctiktoken.core\nEncoding\n"
@@ -78,7 +75,7 @@ def hostile_pickles(mark: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", hostile_pickles(Path()))
-def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path: Path, name: str) -> None:
+def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, name):
     path = tmp_path / "tokenizer.pkl"
     path.write_bytes(hostile_pickles(tmp_path / "ran")[name])
     modules = set(sys.modules)
@@ -90,9 +87,7 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path: Path, name: str)
     assert set(sys.modules) == modules
 
 
-def test_a_pickle_beyond_its_bound_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_beyond_its_bound_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr("nanochat_core.interop.pickled_tokenizer.MOST_BYTES", 100)
     write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
     with pytest.raises(ModelError, match="larger than 100 bytes"):
@@ -109,9 +104,7 @@ def test_a_pickle_beyond_its_bound_is_not_read(
         ({"special_tokens": {}}, "special tokens are not nanochat's"),
     ],
 )
-def test_a_tokenizer_of_another_make_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_tokenizer_of_another_make_is_refused(tmp_path, changes, message):
     (tmp_path / "tokenizer.pkl").write_bytes(pickle.dumps(encoding(**changes)))
     with pytest.raises(ModelError, match=message):
         read_tokenizer(tmp_path / "tokenizer.pkl")

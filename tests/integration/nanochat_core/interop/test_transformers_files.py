@@ -4,11 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +19,8 @@ from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError
 from nanochat_core.interop.transformers_files import write_transformers_model
 from nanochat_core.interop.transformers_tokenizer import write_transformers_tokenizer
-from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation, render_for_completion
-from tasks.base import Conversation
 from tasks.names import TASKS
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 from tests.unit.nanochat_core.tokenizer.test_chat_tasks import example_of
@@ -44,7 +40,7 @@ LATER = [era for era in ERAS if era != JANUARY]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quiet(tmp_path_factory):
     """transformers copies modeling files to a directory of these tests."""
     paths = list(sys.path)
     with pytest.MonkeyPatch.context() as patch:
@@ -56,12 +52,12 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del sys.modules[name]
 
 
-def export(directory: Path, model: GPT, dtype: torch.dtype = torch.float32) -> bool:
+def export(directory, model, dtype=torch.float32):
     directory.mkdir()
     return write_transformers_model(directory, model, a_tokenizer(), dtype=dtype)
 
 
-def load(directory: Path, *, trust: bool, dtype: torch.dtype = torch.float32) -> Any:
+def load(directory, *, trust, dtype=torch.float32):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
@@ -70,11 +66,11 @@ def load(directory: Path, *, trust: bool, dtype: torch.dtype = torch.float32) ->
 
 
 @pytest.fixture(scope="module")
-def pair_of(quiet: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def pair_of(quiet, tmp_path_factory):
     """pair_of(era) -> our model, and transformers' reading of its export; made once an era."""
 
     @cache
-    def pair_of(era: str) -> tuple[GPT, Any]:
+    def pair_of(era):
         directory = tmp_path_factory.mktemp("pair") / "out"
         model = a_model(era)
         is_own_code = export(directory, model)
@@ -88,22 +84,22 @@ def pair_of(quiet: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return pair_of
 
 
-def some_tokens(rows: int, length: int) -> torch.Tensor:
+def some_tokens(rows, length):
     return torch.randint(290, (rows, length), generator=torch.Generator().manual_seed(5))
 
 
-def round_rope(theirs: Any) -> None:
+def round_rope(theirs):
     """The rotary table as it was trained with: rounded to bf16, also in fp32."""
     forward = theirs.model.rotary_emb.forward
 
-    def rounded(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def rounded(*args, **kwargs):
         return tuple(table.bfloat16().to(table.dtype) for table in forward(*args, **kwargs))
 
     theirs.model.rotary_emb.forward = rounded
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_the_logits_are_ours(pair_of: Callable[[str], Any], era: str) -> None:
+def test_the_logits_are_ours(pair_of, era):
     model, theirs = pair_of(era)
     tokens = some_tokens(2, 250)  # longer than a short window
     with torch.no_grad():
@@ -112,14 +108,14 @@ def test_the_logits_are_ours(pair_of: Callable[[str], Any], era: str) -> None:
     assert (got - ours).abs().max() <= CLOSE
 
 
-def test_a_model_that_needs_its_code_is_not_loaded_without_trust(tmp_path: Path) -> None:
+def test_a_model_that_needs_its_code_is_not_loaded_without_trust(tmp_path):
     export(tmp_path / "out", a_model("2026-03-14"))
     with pytest.raises(ValueError, match="trust_remote_code"):
         load(tmp_path / "out", trust=False)
 
 
 @pytest.mark.parametrize("era", [JANUARY, "2026-03-14"])
-def test_bf16_weights_are_the_rounded_ones(tmp_path: Path, era: str) -> None:
+def test_bf16_weights_are_the_rounded_ones(tmp_path, era):
     model = a_model(era, precision="bf16")
     trust = export(tmp_path / "out", model, torch.bfloat16)
     theirs = load(tmp_path / "out", trust=trust, dtype=torch.bfloat16)
@@ -133,7 +129,7 @@ def test_bf16_weights_are_the_rounded_ones(tmp_path: Path, era: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_greedy_continuations_are_ours(pair_of: Callable[[str], Any], era: str) -> None:
+def test_greedy_continuations_are_ours(pair_of, era):
     (model, theirs), tokenizer = pair_of(era), a_tokenizer()
     prompt = [tokenizer.bos, *some_tokens(1, 150)[0].tolist()]
     ours = generate_naive(
@@ -155,9 +151,7 @@ def test_greedy_continuations_are_ours(pair_of: Callable[[str], Any], era: str) 
 
 
 @pytest.mark.parametrize("era", LATER)
-def test_padding_to_the_left_and_the_cache_change_nothing(
-    pair_of: Callable[[str], Any], era: str
-) -> None:
+def test_padding_to_the_left_and_the_cache_change_nothing(pair_of, era):
     model, theirs = pair_of(era)
     tokens = some_tokens(2, 120)
     mask = torch.ones_like(tokens)
@@ -174,7 +168,7 @@ def test_padding_to_the_left_and_the_cache_change_nothing(
     assert (rest - padded[:, 100:]).abs().max() <= CLOSE
 
 
-def test_the_loss_is_that_of_predicting_the_next_token(pair_of: Callable[[str], Any]) -> None:
+def test_the_loss_is_that_of_predicting_the_next_token(pair_of):
     model, theirs = pair_of("2026-03-14")
     tokens = some_tokens(2, 40)
     with torch.no_grad():
@@ -185,9 +179,7 @@ def test_the_loss_is_that_of_predicting_the_next_token(pair_of: Callable[[str], 
     torch.testing.assert_close(summed, expected * 78 / 10, atol=1e-4, rtol=0)
 
 
-def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(
-    pair_of: Callable[[str], Any],
-) -> None:
+def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(pair_of):
     from transformers import StaticCache
 
     _, theirs = pair_of("2026-03-14")
@@ -206,9 +198,7 @@ def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(
             theirs(tokens, past_key_values=StaticCache(theirs.config, 64))
 
 
-def test_the_cards_own_lines_run_and_need_nothing_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cards_own_lines_run_and_need_nothing_of_ours(tmp_path, monkeypatch, capsys):
     code = ""
     for era in (JANUARY, "2026-03-14"):
         directory = tmp_path / era
@@ -227,33 +217,33 @@ def test_the_cards_own_lines_run_and_need_nothing_of_ours(
     assert printed.count(begin) == 2
 
 
-def modules_of_ours() -> list[str]:
+def modules_of_ours():
     ours = ("nanochat_core", "flows", "infra", "tasks")
     return [name for name in sys.modules if name.partition(".")[0] in ours]
 
 
-def test_fp16_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_fp16_is_refused_with_its_reason(tmp_path):
     with pytest.raises(ModelError, match="leave the range of fp16") as caught:
         export(tmp_path / "out", a_model(JANUARY), torch.float16)
     assert "bf16" in str(caught.value.hint)
     assert not list((tmp_path / "out").iterdir())
 
 
-def _their_tokenizer(directory: Path) -> Any:
+def _their_tokenizer(directory):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory)
 
 
 @pytest.fixture(scope="module")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def fast(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tokenizer")
     write_transformers_tokenizer(a_tokenizer(), directory, context=256)
     return _their_tokenizer(directory)
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+def learnt(tmp_path_factory):
     """A tokenizer trained on Python's own text, and transformers' reading of it."""
     text = "\n".join(
         Path(module.__file__).read_text(encoding="utf-8")
@@ -266,7 +256,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     return ours, _their_tokenizer(directory)
 
 
-def is_plain(text: str) -> bool:
+def is_plain(text):
     """Without what transformers reads as a special token, or no UTF-8 can hold."""
     return not any(name in text for name in SPECIAL_TOKENS)
 
@@ -298,14 +288,14 @@ TEXTS = st.one_of(
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(text=TEXTS)
-def test_ids_are_ours(learnt: tuple[Tokenizer, Any], text: str) -> None:
+def test_ids_are_ours(learnt, text):
     ours, theirs = learnt
     expected = ours.encode(text)
     assert theirs(text)["input_ids"] == expected
     assert theirs.decode(expected) == text
 
 
-def test_special_tokens_are_single_ids(fast: Any) -> None:
+def test_special_tokens_are_single_ids(fast):
     tokenizer = a_tokenizer()
     for name in SPECIAL_TOKENS:
         assert fast.convert_tokens_to_ids(name) == tokenizer.special(name)
@@ -316,7 +306,7 @@ def test_special_tokens_are_single_ids(fast: Any) -> None:
     )
 
 
-CONVERSATIONS: list[Conversation] = [
+CONVERSATIONS = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
     {
         "messages": [
@@ -345,7 +335,7 @@ CONVERSATIONS: list[Conversation] = [
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_the_template_renders_what_we_render(fast: Any, conversation: Conversation) -> None:
+def test_the_template_renders_what_we_render(fast, conversation):
     ids, mask = render_conversation(a_tokenizer(), conversation, max_tokens=10**6)
     got = fast.apply_chat_template(
         conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
@@ -359,7 +349,7 @@ def test_the_template_renders_what_we_render(fast: Any, conversation: Conversati
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_tasks_conversations_are_rendered_alike(fast: Any, name: str) -> None:
+def test_every_tasks_conversations_are_rendered_alike(fast, name):
     ours = a_tokenizer()
     for conversation in (example_of(name, seed) for seed in range(PER_TASK)):
         ids, mask = render_conversation(ours, conversation, max_tokens=10**6)
@@ -384,8 +374,6 @@ ASKED = {"role": "user", "content": "x"}
         ([ASKED, {"role": "assistant", "content": [{"type": "image", "text": "x"}]}], "not image"),
     ],
 )
-def test_what_we_would_not_render_the_template_refuses(
-    fast: Any, messages: list[Any], message: str
-) -> None:
+def test_what_we_would_not_render_the_template_refuses(fast, messages, message):
     with pytest.raises(Exception, match=message):
         fast.apply_chat_template(messages)

@@ -4,16 +4,14 @@ import dataclasses
 import math
 import sys
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.model import attention, attention_backends
+from nanochat_core.model import attention
 from nanochat_core.model.attention import attend, attention_backend, choose
 from nanochat_core.model.attention_backends import (
     BACKENDS,
@@ -49,14 +47,14 @@ LENGTHS_AND_WINDOWS = [
 ]
 
 
-def problem(length: int, *, head_dim: int = 16) -> list[Tensor]:
+def problem(length, *, head_dim=16):
     """q, k, v and the output's gradient; 4 query heads, 2 key/value heads."""
     generator = torch.Generator().manual_seed(length)
     shapes = [(2, length, heads, head_dim) for heads in (4, 2, 2, 4)]
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def written_out(q, k, v, window):
     """Scores of every pair, all but the W + 1 keys up to the query's own set to minus infinity."""
     q, k, v = q.double(), k.double(), v.double()
     k, v = (t.repeat_interleave(q.size(2) // k.size(2), dim=2) for t in (k, v))
@@ -67,18 +65,18 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v)
 
 
-def results(call, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
+def results(call, q, k, v, grad, window):
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     out = call(*leaves, window)
     return [out, *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
 
 
 @pytest.mark.parametrize(("length", "window"), LENGTHS_AND_WINDOWS)
-def test_sdpa_sees_w_plus_one_keys_and_its_gradients_too(length: int, window: int) -> None:
+def test_sdpa_sees_w_plus_one_keys_and_its_gradients_too(length, window):
     q, k, v, grad = problem(length)
     expected = results(written_out, q, k, v, grad, window)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def call(q, k, v, window):
         return attend(q, k, v, window=window)
 
     for got, want in zip(results(call, q, k, v, grad, window), expected, strict=True):
@@ -87,7 +85,7 @@ def test_sdpa_sees_w_plus_one_keys_and_its_gradients_too(length: int, window: in
 
 @pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
-def test_flex_attention_on_a_cpu_sees_the_same_keys(length: int, window: int) -> None:
+def test_flex_attention_on_a_cpu_sees_the_same_keys(length, window):
     q, k, v, _ = problem(length)
     got = load_flex()(q, k, v, min(window, length - 1))
     want = written_out(q, k, v, window)
@@ -97,9 +95,7 @@ def test_flex_attention_on_a_cpu_sees_the_same_keys(length: int, window: int) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("length", "window"), [(384, 100), (384, 127), (384, 128), (384, 383)])
-def test_a_backend_on_a_gpu_sees_w_plus_one_keys(
-    backend: Backend, length: int, window: int
-) -> None:
+def test_a_backend_on_a_gpu_sees_w_plus_one_keys(backend, length, window):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     device = torch.device("cuda")
@@ -120,14 +116,14 @@ def _back_to_sdpa():
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_reported() -> None:
+def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_reported():
     assert choose("auto", CPU, torch.float32) is SDPA
     assert attention_backend() == "sdpa"
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_auto_on_a_hopper_gpu_is_faster_than_sdpa() -> None:
+def test_auto_on_a_hopper_gpu_is_faster_than_sdpa():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("no GPU of compute capability 9 here")
     device = torch.device("cuda")
@@ -136,7 +132,7 @@ def test_auto_on_a_hopper_gpu_is_faster_than_sdpa() -> None:
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_a_backend_that_cannot_run_is_refused_with_its_reason() -> None:
+def test_a_backend_that_cannot_run_is_refused_with_its_reason():
     with pytest.raises(ConfigError, match="'fa3' cannot run here: it needs a GPU") as caught:
         choose("fa3", CPU, torch.bfloat16)
     assert "sdpa" in str(caught.value.hint)
@@ -146,15 +142,15 @@ def test_a_backend_that_cannot_run_is_refused_with_its_reason() -> None:
     assert attention_backend() == "sdpa"
 
 
-def with_load(load) -> Backend:
+def with_load(load):
     return Backend(name="mine", capabilities=(), dtypes=(torch.float32,), load=load)
 
 
-def too_narrow(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def too_narrow(q, k, v, window):
     return SDPA.load()(q, k, v, window - 1)  # counts keys where it should count distance
 
 
-def missing() -> attention_backends.Call:
+def missing():
     raise ImportError("No module named 'mine'")
 
 
@@ -168,9 +164,7 @@ def missing() -> attention_backends.Call:
     ],
     ids=["wrong", "missing", "failing"],
 )
-def test_auto_passes_over_what_fails_or_computes_something_else(
-    load, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_passes_over_what_fails_or_computes_something_else(load, reason, monkeypatch):
     backend = with_load(load)
     monkeypatch.setattr(attention, "BACKENDS", (backend, SDPA))
     assert choose("auto", CPU, torch.float32) is SDPA
@@ -179,7 +173,7 @@ def test_auto_passes_over_what_fails_or_computes_something_else(
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_first_that_works(monkeypatch):
     backend = with_load(SDPA.load)
     monkeypatch.setattr(attention, "BACKENDS", (backend, SDPA))
     assert choose("auto", CPU, torch.float32) is backend
@@ -190,13 +184,13 @@ def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("_back_to_sdpa")
 @pytest.mark.parametrize("name", ["fa2", "fa3", "fa4", "cudnn", "varlen"])
-def test_strict_refuses_by_name_what_adds_up_in_any_order(name: str) -> None:
+def test_strict_refuses_by_name_what_adds_up_in_any_order(name):
     with pytest.raises(ConfigError, match=f"'{name}' cannot run here: determinism=strict"):
         choose(name, CPU, torch.bfloat16, strict=True)
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_strict_leaves_auto_what_repeats_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_leaves_auto_what_repeats_itself(monkeypatch):
     assert [backend.name for backend in BACKENDS if backend.repeats] == ["flex", "sdpa"]
     able = [dataclasses.replace(b, capabilities=(), load=SDPA.load) for b in BACKENDS]
     monkeypatch.setattr(attention, "BACKENDS", able)
@@ -209,14 +203,12 @@ class OfTwo(World):
 
     others: ClassVar[list[str | None]]
 
-    def first_text(self, text: str | None) -> str | None:
+    def first_text(self, text):
         return text or self.others.pop(0)
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_a_backend_that_fails_on_another_rank_is_taken_by_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_backend_that_fails_on_another_rank_is_taken_by_none(monkeypatch):
     world = OfTwo(rank=0, local_rank=0, size=2)
     monkeypatch.setattr(attention, "BACKENDS", (with_load(SDPA.load), SDPA))
     OfTwo.others = ["its package is missing: mine (rank 1)", None]
@@ -226,7 +218,7 @@ def test_a_backend_that_fails_on_another_rank_is_taken_by_none(
         choose("mine", CPU, torch.float32, world=world)
 
 
-def test_a_wrong_gradient_alone_is_noticed() -> None:
+def test_a_wrong_gradient_alone_is_noticed():
     class Off(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -236,11 +228,10 @@ def test_a_wrong_gradient_alone_is_noticed() -> None:
         def backward(ctx, grad):
             return 1.1 * grad
 
-    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def call(q, k, v, window):
         return SDPA.load()(q, Off.apply(k), v, window)
 
     reason = difference(call, CPU, torch.float32)
-    assert reason is not None
     assert reason.startswith("its dk at window 100 is off by")
 
 
@@ -254,7 +245,7 @@ def test_a_wrong_gradient_alone_is_noticed() -> None:
         (None, ["fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]),
     ],
 )
-def test_what_was_written_for_a_card_comes_first(major: int | None, first: list[str]) -> None:
+def test_what_was_written_for_a_card_comes_first(major, first):
     assert [backend.name for backend in preferred(BACKENDS, major)][: len(first)] == first
 
 
@@ -268,11 +259,9 @@ def test_what_was_written_for_a_card_comes_first(major: int | None, first: list[
 )
 @pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
 def test_each_flash_attention_gets_the_window_as_it_counts_it(
-    name: str, module: str, unlimited: int | None, length: int, window: int, monkeypatch
-) -> None:
-    def flash_attn_func(
-        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_size: tuple[Any, Any]
-    ) -> tuple[Tensor, None]:
+    name, module, unlimited, length, window, monkeypatch
+):
+    def flash_attn_func(q, k, v, *, causal, window_size):
         """Compute what the packages document: the keys to the left, without the query's own."""
         assert causal
         left, right = window_size
@@ -289,7 +278,7 @@ def test_each_flash_attention_gets_the_window_as_it_counts_it(
     )
 
 
-def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch) -> None:
+def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     fa2 = next(backend for backend in BACKENDS if backend.name == "fa2")
@@ -297,9 +286,7 @@ def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch) -> Non
     assert str(reason).startswith("its package is missing: cannot import name")
 
 
-def test_a_cached_verdict_of_flex_skips_the_probe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_verdict_of_flex_skips_the_probe(tmp_path, monkeypatch):
     gpu, tries = torch.device("cuda", 0), list[str]()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
@@ -308,7 +295,7 @@ def test_a_cached_verdict_of_flex_skips_the_probe(
         ["its o at window 100 is off by 0.500", None, "of another dtype", "of another GPU"]
     )
 
-    def try_it(self: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
+    def try_it(self, device, dtype):
         tries.append(self.name)
         return next(faults)
 
@@ -321,9 +308,7 @@ def test_a_cached_verdict_of_flex_skips_the_probe(
     assert FLEX.unable(gpu, torch.bfloat16) == "of another GPU"
 
 
-def test_without_a_cache_flex_is_probed_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cache_flex_is_probed_each_time(tmp_path, monkeypatch):
     (tmp_path / "nanochat-flows").write_text("a file where the cache should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
@@ -334,15 +319,13 @@ def test_without_a_cache_flex_is_probed_each_time(
     assert found == [None, "probed"]
 
 
-def _of_sequences(
-    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, *lengths: int, window_size: Any
-) -> Tensor:
+def _of_sequences(q, k, v, ends, _, *lengths, window_size):
     """What torch documents of `varlen_attn`, written out: -1 is no limit."""
     assert ends.dtype == torch.int32
     assert set(lengths) == set(ends.diff().tolist())
     left, right = window_size
     assert right == 0
-    rows: list[Tensor] = []
+    rows = []
     for first, last in pairwise(ends.tolist()):
         one = [t[None, first:last] for t in (q, k, v)]
         rows.append(written_out(*one, last - first if left < 0 else left)[0])
@@ -350,9 +333,7 @@ def _of_sequences(
 
 
 @pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
-def test_torchs_flash_attention_gets_whole_rows_and_the_window(
-    monkeypatch: pytest.MonkeyPatch, length: int, window: int
-) -> None:
+def test_torchs_flash_attention_gets_whole_rows_and_the_window(monkeypatch, length, window):
     q, k, v, _ = problem(length)
     expected = written_out(q, k, v, window)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _of_sequences)
@@ -360,7 +341,7 @@ def test_torchs_flash_attention_gets_whole_rows_and_the_window(
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=1e-5)
 
 
-def test_torchs_flash_attention_takes_these_arguments_and_has_gradients() -> None:
+def test_torchs_flash_attention_takes_these_arguments_and_has_gradients():
     # On meta tensors torch checks the call and computes the shapes alone.
     shapes = [(2, 50, heads, 32) for heads in (4, 2, 2)]
     leaves = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]

@@ -3,10 +3,8 @@
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -42,14 +40,12 @@ CONFIG = ModelConfig(
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "by block"])
-def by_block(request: pytest.FixtureRequest) -> bool:
+def by_block(request):
     """Return whether passes are compiled block by block."""
     return request.param
 
 
-def test_passes_of_one_shape_are_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, by_block: bool
-) -> None:
+def test_passes_of_one_shape_are_compiled_once(monkeypatch, by_block):
     # Tracing alone shows it: generating code would take most of the time.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     # Four blocks of two kinds, by window and value embeddings.
@@ -73,8 +69,8 @@ def test_passes_of_one_shape_are_compiled_once(
     torch._dynamo.reset()
 
 
-def test_only_autotune_has_products_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_only_autotune_has_products_timed(monkeypatch):
+    asked = []
     monkeypatch.setattr(torch, "compile", lambda pass_, **how: asked.append(how["mode"]) or pass_)
     model = GPT(CONFIG, numerics("fp32"))
     model.init_weights(1)
@@ -85,19 +81,19 @@ def test_only_autotune_has_products_timed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("of_chat", [False, True])
 def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
-    monkeypatch: pytest.MonkeyPatch, of_chat: bool, by_block: bool
-) -> None:
+    monkeypatch, of_chat, by_block
+):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model = GPT(CONFIG, numerics("fp32"))
     model.init_weights(1)
     with torch.no_grad():
         model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(1))
     taken = np.random.default_rng(1).integers(256, size=(21, 17), dtype=np.int64)
-    rows: Any = SimpleNamespace(num_rows=21, sequence_len=16, take=lambda at: taken[at])
+    rows = SimpleNamespace(num_rows=21, sequence_len=16, take=lambda at: taken[at])
     masks = np.random.default_rng(2).integers(2, size=taken.shape, dtype=np.uint8)
-    talks: Any = SimpleNamespace(tokens=taken, take=lambda at: (taken[at], masks[at]))
+    talks = SimpleNamespace(tokens=taken, take=lambda at: (taken[at], masks[at]))
 
-    def losses() -> npt.NDArray[np.float64]:
+    def losses():
         if of_chat:
             return np.array(mean_loss(model, talks, 8, ALONE))
         return row_losses(
@@ -114,12 +110,12 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
     torch._dynamo.reset()
 
 
-def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, by_block: bool) -> None:
+def test_nor_is_that_of_a_step(monkeypatch, by_block):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(CONFIG.vocab_size, (5, 17), generator=generator)
     mask = torch.randint(2, (5, 17), generator=generator)
-    found: list[dict[str, torch.Tensor]] = []
+    found = []
     for is_compiled in (False, True):
         model = GPT(CONFIG, numerics("fp32"))
         model.init_weights(1)
@@ -139,9 +135,7 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, by_block: bool) 
     torch._dynamo.reset()
 
 
-def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(
-    monkeypatch: pytest.MonkeyPatch, by_block: bool
-) -> None:
+def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(monkeypatch, by_block):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     pack = PackedTree([Tree(trunk=[1, 2, 3], branches=((4,), (5, 6)), rows=[2, 5])], CPU)

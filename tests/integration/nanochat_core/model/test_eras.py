@@ -5,19 +5,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
-from nanochat_core.eras import (
-    ERAS,
-    HEAD,
-    eras_with,
-    numerics,
-    of_era,
-    windows_of,
-)
+from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, windows_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
@@ -49,11 +41,11 @@ PARTS = {
 }
 
 
-def config_of(era: str) -> ModelConfig:
+def config_of(era):
     return of_era(SHAPE, era, pattern="L" if era == FIRST else "SL")
 
 
-def noisy_model(era: str, *, shape: ModelConfig | None = None) -> GPT:
+def noisy_model(era, *, shape=None):
     """Every parameter random, so that nothing hides behind a zero projection."""
     model = GPT(shape or config_of(era), numerics("fp32", era=era))
     generator = torch.Generator().manual_seed(2)
@@ -63,17 +55,17 @@ def noisy_model(era: str, *, shape: ModelConfig | None = None) -> GPT:
     return model.eval()
 
 
-def tokens_of(rows: int, length: int, seed: int = 3) -> Tensor:
+def tokens_of(rows, length, seed=3):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(SHAPE.vocab_size, (rows, length), generator=generator)
 
 
-def january_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def january_logits(weights, tokens):
     """The first era's logits of one row in float64: (T,) -> (T, V). Nothing of ours but numbers."""
     w = {name: tensor.double() for name, tensor in weights.items()}
     length, heads, dim = len(tokens), 4, 16
 
-    def norm(x: Tensor) -> Tensor:
+    def norm(x):
         return x / ((x * x).mean(dim=-1, keepdim=True) + 2.0**-23).sqrt()
 
     angles = torch.arange(length).float()[:, None] * 1e4 ** (-torch.arange(0, dim, 2).float() / dim)
@@ -83,11 +75,11 @@ def january_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
         at = f"transformer.h.{i}."
         h = norm(x)
         q, k, v = (h @ w[f"{at}attn.c_{name}.weight"].T for name in "qkv")
-        mixed: list[Tensor] = []
+        mixed = []
         for head in range(heads):
             mine = slice(head * dim, (head + 1) * dim)
             shared = slice(head // 2 * dim, (head // 2 + 1) * dim)
-            turned: list[Tensor] = []
+            turned = []
             for z in (q[:, mine], k[:, shared]):
                 a, b = z[:, : dim // 2], z[:, dim // 2 :]
                 turned.append(norm(torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)))
@@ -101,7 +93,7 @@ def january_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
     return 15 * torch.tanh(z / 15)
 
 
-def test_the_first_eras_forward_pass_is_its_recipe() -> None:
+def test_the_first_eras_forward_pass_is_its_recipe():
     model = noisy_model(FIRST)
     tokens = tokens_of(1, 32)
     expected = january_logits(dict(model.state_dict()), tokens[0])
@@ -110,7 +102,7 @@ def test_the_first_eras_forward_pass_is_its_recipe() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_model_has_the_parameters_of_its_era_and_no_others(era: str) -> None:
+def test_a_model_has_the_parameters_of_its_era_and_no_others(era):
     names = set(noisy_model(era).state_dict())
     row = ERAS[era]
     for part, of_part in PARTS.items():
@@ -119,7 +111,7 @@ def test_a_model_has_the_parameters_of_its_era_and_no_others(era: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_counted_parameters_are_the_models_own_in_every_era(era: str) -> None:
+def test_counted_parameters_are_the_models_own_in_every_era(era):
     config = of_era(model_for_depth(7), era, pattern="L")
     constants = numerics("bf16", era=era)
     with torch.device("meta"):
@@ -130,7 +122,7 @@ def test_counted_parameters_are_the_models_own_in_every_era(era: str) -> None:
     assert inside == num_matrix_params(config, constants)
 
 
-def test_januarys_d12_has_74_tensors() -> None:
+def test_januarys_d12_has_74_tensors():
     config = january_model(12, vocab_size=32768)
     with torch.device("meta"):
         model = GPT(config, numerics("bf16", era=FIRST))
@@ -139,7 +131,7 @@ def test_januarys_d12_has_74_tensors() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_the_engine_answers_with_a_model_of_another_era(era: str) -> None:
+def test_the_engine_answers_with_a_model_of_another_era(era):
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     shape = dataclasses.replace(config_of(era), vocab_size=265)
     model = noisy_model(era, shape=shape)
@@ -150,7 +142,7 @@ def test_the_engine_answers_with_a_model_of_another_era(era: str) -> None:
         assert answers == [generate_naive(model, tokenizer, prompt, seed=seed, **options)]
 
 
-def test_a_model_of_the_first_era_overfits_one_batch() -> None:
+def test_a_model_of_the_first_era_overfits_one_batch():
     model = GPT(config_of(FIRST), numerics("fp32", era=FIRST))
     model.init_weights(7)
     rates = dataclasses.replace(
@@ -158,7 +150,7 @@ def test_a_model_of_the_first_era_overfits_one_batch() -> None:
     )
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
     tokens = tokens_of(2, 33)
-    losses: list[float] = []
+    losses = []
     for _ in range(30):
         loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
         loss.backward()
@@ -170,7 +162,7 @@ def test_a_model_of_the_first_era_overfits_one_batch() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_an_absent_part_is_a_part_that_does_nothing(part: str) -> None:
+def test_an_absent_part_is_a_part_that_does_nothing(part):
     whole = noisy_model(HEAD)
     weights = whole.state_dict()
     idle = {"resid_lambdas": 1.0}  # every other one does nothing at 0
@@ -190,7 +182,7 @@ CONSTANTS = [f.name for f in dataclasses.fields(NumericsConfig) if not f.name.st
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_every_constant_is_used(name: str) -> None:
+def test_every_constant_is_used(name):
     """Another value gives other logits, or other initial weights."""
     still = numerics("fp32")
     value = getattr(still, name)
@@ -198,7 +190,7 @@ def test_every_constant_is_used(name: str) -> None:
     other |= {"smear_channels": 5, "norm_eps": 1e-3}
     changed = dataclasses.replace(still, **{name: other.get(name) or value * 1.25})
     tokens = tokens_of(1, 32)
-    seen: list[Tensor] = []
+    seen = []
     for constants in (still, changed):
         model = GPT(SHAPE, constants)
         model.init_weights(1)
@@ -211,7 +203,7 @@ def test_every_constant_is_used(name: str) -> None:
     assert not torch.equal(*seen)
 
 
-def test_the_first_era_begins_with_wider_embeddings_and_a_full_c_fc() -> None:
+def test_the_first_era_begins_with_wider_embeddings_and_a_full_c_fc():
     config = dataclasses.replace(config_of(FIRST), width=128, vocab_size=2000)
     for era, std, share in ((FIRST, 1.0, 1.0), (HEAD, 0.8, 0.4)):
         model = GPT(config, numerics("fp32", era=era))
@@ -226,13 +218,13 @@ def test_the_first_era_begins_with_wider_embeddings_and_a_full_c_fc() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_a_models_era_is_seen_in_its_tensors(era: str) -> None:
+def test_a_models_era_is_seen_in_its_tensors(era):
     shapes = {name: tuple(tensor.shape) for name, tensor in noisy_model(era).state_dict().items()}
     twins = ("2026-01-17", "2026-03-02")  # nothing but the softcap tells them apart
     assert eras_with(shapes) == (twins if era in twins else (era,))
 
 
-def test_a_model_of_no_known_era_is_refused() -> None:
+def test_a_model_of_no_known_era_is_refused():
     shapes = {name: tuple(tensor.shape) for name, tensor in noisy_model(HEAD).state_dict().items()}
     with pytest.raises(ModelError, match="has bigram embeddings"):
         eras_with({**shapes, "bigram_embed.weight": (64, 64)})
@@ -254,7 +246,7 @@ TABLE = """
 
 
 @pytest.mark.parametrize("line", TABLE.strip().splitlines(), ids=lambda line: line[:10])
-def test_an_eras_constants_are_nanochats(line: str) -> None:
+def test_an_eras_constants_are_nanochats(line):
     era, base, tables, softcap, scale, gate, channels, short = line.split()
     found = numerics("bf16", era=era)
     assert (found.rotary_base, found.rotary_precision) == (float(base), tables)
@@ -271,7 +263,7 @@ def test_an_eras_constants_are_nanochats(line: str) -> None:
         assert windows_of("SSSL", 6, 2048, era=era) == (width, width, width, 2048, width, 2048)
 
 
-def test_a_window_pattern_is_short_and_long() -> None:
+def test_a_window_pattern_is_short_and_long():
     assert windows_of("SL", 4, 256) == (128, 256, 128, 256)
     assert windows_of("S", 3, 256) == (128, 128, 256)
     for pattern in ("", "SXL", "sl"):
@@ -283,13 +275,13 @@ def test_a_window_pattern_is_short_and_long() -> None:
     ("precision", "message"),
     [("fp16", "would lose small gradients: they need loss scaling"), ("tf32", "is 'tf32'")],
 )
-def test_a_precision_that_nothing_runs_in_is_refused(precision: str, message: str) -> None:
+def test_a_precision_that_nothing_runs_in_is_refused(precision, message):
     with pytest.raises(ConfigError, match=message):
         numerics(precision)
     assert [numerics(p).precision for p in ("fp32", "bf16", "fp8")] == ["fp32", "bf16", "fp8"]
 
 
-def test_todays_constants_leave_no_trace_in_an_identity() -> None:
+def test_todays_constants_leave_no_trace_in_an_identity():
     """Fields that came later have the value of the time before them: nothing is stale."""
     names = {"precision", "rotary_base", "rotary_precision", "qk_scale", "softcap", "gate_scale"}
     names |= {"gate_channels", "smear_channels", "norm_eps"}

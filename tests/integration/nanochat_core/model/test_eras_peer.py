@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, numerics, of_era
@@ -58,7 +57,7 @@ save_file(tensors | {"tokens": tokens, "logits": logits}, out)
 
 
 @pytest.fixture(scope="module", params=PEERS)
-def era(request: pytest.FixtureRequest) -> str:
+def era(request):
     variable = PEERS[request.param]
     if variable not in os.environ:
         pytest.skip(f"{variable} names no checkout of nanochat")
@@ -66,9 +65,7 @@ def era(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
-def peer(
-    request: pytest.FixtureRequest, era: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, dict[str, Tensor]]:
+def peer(request, era, tmp_path_factory):
     """The precision, and what the peer had and gave in it."""
     out = tmp_path_factory.mktemp("peer") / "model.safetensors"
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[request.param]
@@ -81,21 +78,21 @@ def peer(
     return request.param, load_file(out)
 
 
-def our_model(era: str, precision: str, weights: dict[str, Tensor]) -> GPT:
+def our_model(era, precision, weights):
     pattern = "SSSL" if ERAS[era].short_window else "L"
     model = GPT(of_era(SHAPE, era, pattern=pattern), numerics(precision, era=era))
     model.load_state_dict(weights)
     return model.eval()
 
 
-def of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def of(tensors):
     """The state dict among the tensors."""
     prefix = "weights/"
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 @torch.no_grad()
-def test_our_logits_are_nanochats(era: str, peer: tuple[str, dict[str, Tensor]]) -> None:
+def test_our_logits_are_nanochats(era, peer):
     precision, tensors = peer
     weights = of(tensors)
     expected = tensors["logits"]
@@ -109,9 +106,7 @@ def test_our_logits_are_nanochats(era: str, peer: tuple[str, dict[str, Tensor]])
 
 
 @torch.no_grad()
-def test_the_constants_of_another_era_give_other_logits(
-    era: str, peer: tuple[str, dict[str, Tensor]]
-) -> None:
+def test_the_constants_of_another_era_give_other_logits(era, peer):
     precision, tensors = peer
     model = our_model(era, precision, of(tensors))
     for name in ("rotary_base", "qk_scale", "softcap"):

@@ -1,12 +1,10 @@
 """fp8 products against their formulas in float64, and when a weight is quantised again."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.model import fp8
@@ -32,14 +30,12 @@ CONFIG = ModelConfig(
 )
 
 
-def random(*shape: int, seed: int = 1) -> Tensor:
+def random(*shape, seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(E4M3, 448.0), (E5M2, 57344.0)])
-def test_the_largest_value_becomes_the_largest_that_fp8_has(
-    dtype: torch.dtype, largest: float
-) -> None:
+def test_the_largest_value_becomes_the_largest_that_fp8_has(dtype, largest):
     x = random(64, 32)
     values, unit = quantise(x, dtype)
     assert values.float().abs().max() == largest
@@ -51,7 +47,7 @@ def test_the_largest_value_becomes_the_largest_that_fp8_has(
     assert (error <= steps * x.double().abs() + smallest).all()
 
 
-def test_zeros_and_infinities_stay_numbers_where_they_can() -> None:
+def test_zeros_and_infinities_stay_numbers_where_they_can():
     values, unit = quantise(torch.zeros(4, 4), E4M3)
     assert not values.float().any()
     assert torch.isfinite(unit)
@@ -59,7 +55,7 @@ def test_zeros_and_infinities_stay_numbers_where_they_can() -> None:
     assert torch.isfinite(values.float()).all()
 
 
-def dequantised(x: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantised(x, dtype):
     """What is left of x, written out: division in float64, clamped, rounded, scaled back."""
     largest = torch.finfo(dtype).max
     scale = (largest / max(x.abs().max().double().item(), 1e-12),)
@@ -68,9 +64,7 @@ def dequantised(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("in_fp8", [True, False], ids=["dw-fp8", "dw-bf16"])
-def test_a_product_and_its_gradients_are_the_formulas(
-    in_fp8: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_and_its_gradients_are_the_formulas(in_fp8, monkeypatch):
     monkeypatch.setattr(fp8, "WEIGHT_GRADIENT_IN_FP8", in_fp8)
     x = random(3, 16, 128).bfloat16().requires_grad_()
     weight = torch.nn.Parameter(random(256, 128, seed=2))
@@ -93,7 +87,7 @@ def test_a_product_and_its_gradients_are_the_formulas(
         torch.testing.assert_close(got.double(), want, atol=bound, rtol=0.004)
 
 
-def test_products_of_one_input_are_those_of_each() -> None:
+def test_products_of_one_input_are_those_of_each():
     x, grads = random(32, 128).bfloat16().requires_grad_(), random(2, 32, 128, seed=5).bfloat16()
     weights = [torch.nn.Parameter(random(128, 128, seed=seed)) for seed in (2, 3)]
     copies = [Quantised(weight) for weight in weights]
@@ -107,12 +101,10 @@ def test_products_of_one_input_are_those_of_each() -> None:
 
 
 @pytest.mark.parametrize(("sums", "fast"), [("exact", 1), ("fast", 2)])
-def test_gradients_sum_in_fp32_but_those_of_inputs_if_asked_otherwise(
-    sums: str, fast: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_sum_in_fp32_but_those_of_inputs_if_asked_otherwise(sums, fast, monkeypatch):
     product, asked = torch._scaled_mm, []
 
-    def scaled_mm(*args: Any, use_fast_accum: bool, **named: Any) -> Tensor:
+    def scaled_mm(*args, use_fast_accum, **named):
         asked.append(use_fast_accum)
         return product(*args, use_fast_accum=use_fast_accum, **named)
 
@@ -126,7 +118,7 @@ def test_gradients_sum_in_fp32_but_those_of_inputs_if_asked_otherwise(
     assert sum(asked) == fast * 13
 
 
-def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient() -> None:
+def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient():
     x = random(5, 128).bfloat16()
     weight = torch.nn.Parameter(random(128, 128, seed=2))
     quantised = Quantised(weight)
@@ -140,11 +132,11 @@ def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient() -> None:
     ("shape", "eligible"),
     [((128, 128), True), ((2048, 256), True), ((112, 256), False), ((136, 256), False)],
 )
-def test_only_matrices_worth_it_are_eligible(shape: tuple[int, int], eligible: bool) -> None:
+def test_only_matrices_worth_it_are_eligible(shape, eligible):
     assert is_eligible(torch.empty(shape)) is eligible
 
 
-def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value() -> None:
+def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value():
     # Activations of norm sqrt(C), a few large, and tokens whose gradients differ in size.
     x = (random(64, 256) * random(64, 256, seed=2).exp()).bfloat16()
     x = rms_norm(x, 0.0).requires_grad_()
@@ -154,7 +146,7 @@ def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value() ->
     for copy in copies:
         copy.refresh()
 
-    def errors(out: Tensor) -> list[float]:
+    def errors(out):
         found = [out.detach(), *torch.autograd.grad(out, (x, up, down), grad)]
         return [
             float((got - want).norm() / want.norm()) for got, want in zip(found, exact, strict=True)
@@ -171,11 +163,11 @@ def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value() ->
         assert bound < 1.2 * amax
 
 
-def test_a_bound_of_the_mlp_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_of_the_mlp_is_never_exceeded(monkeypatch):
     # The largest that Cauchy-Schwarz allows: one token along one row of each matrix.
-    seen: list[tuple[float, float]] = []
+    seen = []
 
-    def counted(x: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Any:
+    def counted(x, dtype, bound=None):
         if bound is not None:
             seen.append((float(x.abs().max()), float(bound)))
         return quantise(x, dtype, bound)
@@ -193,7 +185,7 @@ def test_a_bound_of_the_mlp_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -
         assert largest < 1.1 * bound  # fp8 and bf16 round; what exceeds it is clamped
 
 
-def test_training_repeats_and_scales_make_a_difference() -> None:
+def test_training_repeats_and_scales_make_a_difference():
     model = model_of("fp8", scales="bound")
     first, again = gradients(model), gradients(model)
     other = gradients(model_of("fp8", scales="amax"))
@@ -202,7 +194,7 @@ def test_training_repeats_and_scales_make_a_difference() -> None:
         assert not torch.equal(first[name], other[name]), name
 
 
-def model_of(precision: str, config: ModelConfig = CONFIG, scales: str = "amax") -> GPT:
+def model_of(precision, config=CONFIG, scales="amax"):
     model = GPT(config, dataclasses.replace(numerics(precision), fp8_scales=scales))
     model.init_weights(1)
     with torch.no_grad():
@@ -212,19 +204,19 @@ def model_of(precision: str, config: ModelConfig = CONFIG, scales: str = "amax")
     return model
 
 
-def rows() -> Tensor:
+def rows():
     generator = torch.Generator().manual_seed(4)
     return torch.randint(CONFIG.vocab_size, (2, 33), generator=generator)
 
 
-def gradients(model: GPT) -> dict[str, Tensor]:
+def gradients(model):
     tokens = rows()
     model.zero_grad()
     (model.summed_loss(tokens[:, :-1], tokens[:, 1:]) / 64).backward()
     return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_gates_stay_in_bf16_and_lm_head_is_quantised() -> None:
+def test_gates_stay_in_bf16_and_lm_head_is_quantised():
     model = model_of("fp8")
     gradients(model)
     matrices = {n for n, m in model.named_modules() if getattr(m, "quantised", None) is not None}
@@ -235,7 +227,7 @@ def test_gates_stay_in_bf16_and_lm_head_is_quantised() -> None:
 
 
 @pytest.mark.parametrize("scales", ["amax", "bound"])
-def test_training_in_fp8_is_near_bf16_and_not_equal(scales: str) -> None:
+def test_training_in_fp8_is_near_bf16_and_not_equal(scales):
     narrow, wide = gradients(model_of("fp8", scales=scales)), gradients(model_of("bf16"))
     assert narrow.keys() == wide.keys()
     for name in ("lm_head.weight", "transformer.h.0.mlp.c_fc.weight", "transformer.wte.weight"):
@@ -243,7 +235,7 @@ def test_training_in_fp8_is_near_bf16_and_not_equal(scales: str) -> None:
         assert 0 < difference < 0.15, name
 
 
-def test_evaluation_in_fp8_is_bf16_to_the_bit() -> None:
+def test_evaluation_in_fp8_is_bf16_to_the_bit():
     narrow, wide = model_of("fp8"), model_of("bf16")
     gradients(narrow)  # quantises
     tokens = rows()
@@ -256,16 +248,16 @@ def test_evaluation_in_fp8_is_bf16_to_the_bit() -> None:
             assert torch.equal(narrow.summed_loss(*args), wide.summed_loss(*args))
 
 
-def test_a_weight_is_quantised_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_is_quantised_once_per_step(monkeypatch):
     model = model_of("fp8")
     optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp8", world=ALONE)
     gradients(model)
     matrix = model.transformer.h[0].mlp.c_fc
     assert matrix.quantised is not None
     before = matrix.quantised.values.float().clone()
-    calls: list[torch.Size] = []
+    calls = []
 
-    def counted(x: Tensor, dtype: torch.dtype, bound: None = None) -> tuple[Tensor, Tensor]:
+    def counted(x, dtype, bound=None):
         calls.append(x.shape)
         return quantise(x, dtype, bound)
 
@@ -285,7 +277,7 @@ def test_a_weight_is_quantised_once_per_step(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.equal(after.unit, unit)
 
 
-def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains() -> None:
+def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains():
     model = model_of("fp8", dataclasses.replace(CONFIG, vocab_size=250))
     tokens = rows().clamp(max=249)
     model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
@@ -295,7 +287,7 @@ def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_as_near_to_fp32_as_a_cpu() -> None:
+def test_a_gpu_is_as_near_to_fp32_as_a_cpu():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no GPU with fp8 here")
     on_gpu = model_of("fp8").cuda()
@@ -310,7 +302,7 @@ def test_a_gpu_is_as_near_to_fp32_as_a_cpu() -> None:
             assert 0.5 < error / (on_cpu[name] - exact[name]).norm() < 1.5, name
 
 
-def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None:
+def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes():
     # A CPU's `_scaled_mm` takes any shape; meta tensors follow the rules of CUDA's.
     weight = torch.nn.Parameter(torch.empty(256, 128, dtype=torch.bfloat16, device="meta"))
     quantised = Quantised(weight)
@@ -332,11 +324,11 @@ def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None
     fp8.mlp(hidden, weight, down, (quantised, Quantised(down))).sum().backward()
 
 
-def test_the_gradient_of_an_odd_number_of_tokens_is_near_that_of_bf16() -> None:
+def test_the_gradient_of_an_odd_number_of_tokens_is_near_that_of_bf16():
     weight = torch.nn.Parameter(random(256, 128).bfloat16())
     quantised = Quantised(weight)
     quantised.refresh()
-    found: list[Tensor] = []
+    found = []
     for narrow in (quantised, None):
         hidden, targets = random(37, 128, seed=2).bfloat16(), torch.arange(37)
         loss = softcap_loss(hidden, weight, targets, torch.ones(37), softcap=15.0, quantised=narrow)

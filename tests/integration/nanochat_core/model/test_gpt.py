@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from nanochat_core.config import ModelConfig, NumericsConfig
+from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
@@ -37,7 +36,7 @@ EARLY_2026 = dataclasses.replace(
 )
 
 
-def noisy_model(config: ModelConfig = CONFIG, constants: NumericsConfig = FP32) -> GPT:
+def noisy_model(config=CONFIG, constants=FP32):
     """Every parameter random, so that nothing hides behind a zero projection."""
     model = GPT(config, constants)
     model.init_weights(1)
@@ -48,20 +47,20 @@ def noisy_model(config: ModelConfig = CONFIG, constants: NumericsConfig = FP32) 
     return model
 
 
-def tokens_of(rows: int, length: int, seed: int = 3) -> Tensor:
+def tokens_of(rows, length, seed=3):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(CONFIG.vocab_size, (rows, length), generator=generator)
 
 
-def reference_logits(weights: dict[str, Tensor], tokens: Tensor, n: NumericsConfig) -> Tensor:
+def reference_logits(weights, tokens, n):
     """One row, (T,) -> (T, V), token by token and head by head in float64."""
     c = CONFIG
     w = {name: tensor.double() for name, tensor in weights.items()}
 
-    def norm(x: Tensor) -> Tensor:
+    def norm(x):
         return x / (x * x).mean(-1, keepdim=True).add(n.norm_eps).sqrt()
 
-    def rotated(x: Tensor, position: int) -> Tensor:
+    def rotated(x, position):
         half = head_dim(c) // 2
         frequency = torch.tensor([n.rotary_base ** (-2 * j / head_dim(c)) for j in range(half)])
         angle = position * frequency
@@ -109,7 +108,7 @@ def reference_logits(weights: dict[str, Tensor], tokens: Tensor, n: NumericsConf
 
 
 @pytest.mark.parametrize("constants", [FP32, EARLY_2026], ids=["head", "early-2026"])
-def test_the_forward_pass_is_the_recipe(constants: NumericsConfig) -> None:
+def test_the_forward_pass_is_the_recipe(constants):
     model = noisy_model(constants=constants)
     tokens = tokens_of(1, 32)
     logits = model(tokens)
@@ -120,7 +119,7 @@ def test_the_forward_pass_is_the_recipe(constants: NumericsConfig) -> None:
     torch.testing.assert_close(logits[0].double(), expected, atol=1e-5, rtol=0)
 
 
-def test_bf16_is_near_fp32_and_keeps_tables_narrow() -> None:
+def test_bf16_is_near_fp32_and_keeps_tables_narrow():
     wide, narrow = noisy_model(), noisy_model(constants=numerics("bf16"))
     assert narrow.transformer.wte.weight.dtype == torch.bfloat16
     assert narrow.lm_head.weight.dtype == torch.float32
@@ -129,7 +128,7 @@ def test_bf16_is_near_fp32_and_keeps_tables_narrow() -> None:
     assert difference.abs().mean() < 0.05 * wide(tokens).std()
 
 
-def test_losses_and_gradients_are_those_of_the_logits() -> None:
+def test_losses_and_gradients_are_those_of_the_logits():
     model = noisy_model()
     tokens, targets = tokens_of(3, 20), tokens_of(3, 20, seed=4)
     targets[0, 5:] = -1
@@ -149,7 +148,7 @@ def test_losses_and_gradients_are_those_of_the_logits() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], atol=2e-5, rtol=1e-4, msg=name)
 
 
-def test_a_batch_without_targets_has_zero_loss_and_gradients() -> None:
+def test_a_batch_without_targets_has_zero_loss_and_gradients():
     model = noisy_model()
     losses = model.token_losses(tokens_of(2, 8), torch.full((2, 8), -1))
     losses.sum().backward()
@@ -158,7 +157,7 @@ def test_a_batch_without_targets_has_zero_loss_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 6])
-def test_a_query_sees_itself_and_window_keys_before_it(window: int) -> None:
+def test_a_query_sees_itself_and_window_keys_before_it(window):
     # No smear and one layer: attention is all that moves information between positions.
     config = dataclasses.replace(CONFIG, depth=1, windows=(window,))
     model = noisy_model(config)
@@ -171,13 +170,13 @@ def test_a_query_sees_itself_and_window_keys_before_it(window: int) -> None:
     assert moved.nonzero().flatten().tolist() == list(range(4, 4 + window + 1))
 
 
-def test_a_model_overfits_one_batch() -> None:
+def test_a_model_overfits_one_batch():
     config = dataclasses.replace(CONFIG, depth=3, windows=(8, 8, 32))
     model = GPT(config, FP32)
     model.init_weights(7)
     optimizer = Optimizer(model, run_for_depth(12).optimizer, precision="fp32", world=ALONE)
     tokens = tokens_of(4, 33)
-    losses: list[float] = []
+    losses = []
     for _ in range(60):
         loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
         loss.backward()
@@ -187,7 +186,7 @@ def test_a_model_overfits_one_batch() -> None:
     assert losses[-1] < 0.2
 
 
-def test_initial_weights_follow_the_recipe() -> None:
+def test_initial_weights_follow_the_recipe():
     config = dataclasses.replace(CONFIG, width=128, vocab_size=2000, num_kv_heads=4)
     with torch.device("meta"):
         model = GPT(config, FP32)
@@ -213,7 +212,7 @@ def test_initial_weights_follow_the_recipe() -> None:
     assert float(p["backout_lambda"]) == pytest.approx(0.2)
 
 
-def test_initial_weights_depend_on_the_seed_alone() -> None:
+def test_initial_weights_depend_on_the_seed_alone():
     torch.manual_seed(0)
     one, two, other = GPT(CONFIG, FP32), GPT(CONFIG, FP32), GPT(CONFIG, FP32)
     one.init_weights(42)
@@ -233,7 +232,7 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     assert not torch.equal(*layers)
 
 
-def test_the_state_dict_holds_nanochats_names_and_nothing_else() -> None:
+def test_the_state_dict_holds_nanochats_names_and_nothing_else():
     model = noisy_model()
     model(tokens_of(1, 8))
     names = set(model.state_dict())
@@ -248,7 +247,7 @@ def test_the_state_dict_holds_nanochats_names_and_nothing_else() -> None:
     assert model.lm_head.weight.shape == (128, 64)  # 100 tokens padded to a multiple of 64
 
 
-def test_training_works_after_a_look_in_inference_mode() -> None:
+def test_training_works_after_a_look_in_inference_mode():
     model = noisy_model()
     tokens = tokens_of(1, 30, seed=9)
     with torch.inference_mode():
@@ -257,7 +256,7 @@ def test_training_works_after_a_look_in_inference_mode() -> None:
     assert model.lm_head.weight.grad is not None
 
 
-def test_rows_longer_than_the_rotary_table_grow_it() -> None:
+def test_rows_longer_than_the_rotary_table_grow_it():
     config = dataclasses.replace(CONFIG, sequence_len=2, windows=(1, 1, 1, 1, 2))
     model, other = noisy_model(config), noisy_model(config)
     tokens = tokens_of(1, 30)
@@ -265,10 +264,10 @@ def test_rows_longer_than_the_rotary_table_grow_it() -> None:
     torch.testing.assert_close(model(tokens), other(tokens), atol=0, rtol=0)
 
 
-def test_a_model_is_allocated_without_what_imports_sympy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_allocated_without_what_imports_sympy(monkeypatch):
     """That import takes longer than all else between torch's and a job's first step."""
 
-    def fail(*args: object, **kwargs: object) -> Tensor:
+    def fail(*args, **kwargs):
         raise AssertionError("of a meta tensor this imports torch's symbolic shapes")
 
     with torch.device("meta"):

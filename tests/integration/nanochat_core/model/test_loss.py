@@ -15,7 +15,7 @@ SOFTCAP = 15.0
 N, C, V = 700, 32, 2500  # more than one block of rows, and a last chunk of columns that is short
 
 
-def inputs(spread: float = 0.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(spread=0.5):
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(N, C, generator=generator)
     weight = spread * torch.randn(V, C, generator=generator)
@@ -25,17 +25,17 @@ def inputs(spread: float = 0.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, targets, scale
 
 
-def reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def reference(hidden, weight, targets):
     logits = SOFTCAP * torch.tanh(hidden.double() @ weight.double().T / SOFTCAP)
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-def leaves(*tensors: Tensor) -> list[Tensor]:
+def leaves(*tensors):
     return [tensor.clone().requires_grad_() for tensor in tensors]
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
-def test_losses_and_gradients_of_the_sum_are_those_of_float64(spread: float) -> None:
+def test_losses_and_gradients_of_the_sum_are_those_of_float64(spread):
     hidden, weight, targets, scale = inputs(spread)
     expected_leaves = leaves(hidden.double(), weight.double())
     losses = reference(*expected_leaves, targets)
@@ -57,7 +57,7 @@ def test_losses_and_gradients_of_the_sum_are_those_of_float64(spread: float) -> 
         torch.testing.assert_close(got.grad.double() / 3, leaf.grad, rtol=0, atol=bound)
 
 
-def test_losses_one_by_one_take_any_gradient_and_agree_with_the_sum() -> None:
+def test_losses_one_by_one_take_any_gradient_and_agree_with_the_sum():
     hidden, weight, targets, scale = inputs()
     one, two = leaves(hidden, weight), leaves(hidden, weight)
     softcap_loss(*one, targets, scale, softcap=SOFTCAP).backward()
@@ -66,7 +66,7 @@ def test_losses_one_by_one_take_any_gradient_and_agree_with_the_sum() -> None:
         assert torch.equal(a.grad, b.grad)
 
 
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(monkeypatch):
     hidden, weight, targets, scale = inputs()
     one, two = leaves(hidden, weight), leaves(hidden, weight)
     a = softcap_loss(*one, targets, scale, softcap=SOFTCAP)
@@ -80,7 +80,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_confident_token_has_a_small_gradient_not_none_in_bf16() -> None:
+def test_a_confident_token_has_a_small_gradient_not_none_in_bf16():
     hidden = torch.ones(1, 16, dtype=torch.bfloat16)
     weight = torch.zeros(4, 16, dtype=torch.bfloat16)
     weight[2] = 0.5  # logit 7.3: probability 0.998, which bf16 would round to 1
@@ -92,9 +92,7 @@ def test_a_confident_token_has_a_small_gradient_not_none_in_bf16() -> None:
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=0.02, atol=0)
 
 
-def test_in_bf16_the_gradient_does_not_add_up_in_bf16_over_chunks_of_the_vocabulary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_bf16_the_gradient_does_not_add_up_in_bf16_over_chunks_of_the_vocabulary(monkeypatch):
     size = 8 * module.CPU_COLUMNS
     generator = torch.Generator().manual_seed(2)
     hidden = torch.randn(64, 64, generator=generator).bfloat16()
@@ -113,7 +111,7 @@ def test_in_bf16_the_gradient_does_not_add_up_in_bf16_over_chunks_of_the_vocabul
     assert in_chunks < 1.5 * at_once  # each product and their sum are rounded once
 
 
-def test_no_token_to_learn_from_costs_nothing() -> None:
+def test_no_token_to_learn_from_costs_nothing():
     hidden, weight, targets, scale = inputs()
     h, w = leaves(hidden[:0], weight)
     total = softcap_loss(h, w, targets[:0], scale[:0], softcap=SOFTCAP)
@@ -122,9 +120,9 @@ def test_no_token_to_learn_from_costs_nothing() -> None:
     assert not w.grad.any()
 
 
-def test_no_more_than_a_block_of_logits_is_alive() -> None:
+def test_no_more_than_a_block_of_logits_is_alive():
     hidden, weight, targets, scale = inputs()
-    sizes: list[int] = []
+    sizes = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -139,7 +137,7 @@ def test_no_more_than_a_block_of_logits_is_alive() -> None:
 
 
 @pytest.fixture
-def by_rows(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def by_rows(monkeypatch):
     """Compute on this CPU as on a GPU."""
     monkeypatch.setattr(module, "_walk", module._walk_rows)
     return monkeypatch
@@ -149,9 +147,7 @@ def by_rows(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(
     ("dtype", "error"), [(torch.float32, 3e-6), (torch.bfloat16, 0.01)], ids=["fp32", "bf16"]
 )
-def test_blocks_of_whole_rows_give_the_losses_and_gradients_of_float64(
-    rows: int, dtype: torch.dtype, error: float, by_rows: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_whole_rows_give_the_losses_and_gradients_of_float64(rows, dtype, error, by_rows):
     by_rows.setattr(module, "GPU_ROWS", rows)
     hidden, weight, targets, scale = inputs(0.1)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -172,7 +168,7 @@ def test_blocks_of_whole_rows_give_the_losses_and_gradients_of_float64(
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(again, found, strict=True))
 
 
-def test_a_backward_pass_that_begins_with_the_optimizers_1_multiplies_nothing() -> None:
+def test_a_backward_pass_that_begins_with_the_optimizers_1_multiplies_nothing():
     hidden, weight, targets, scale = inputs()
     results, products = [], []
 
@@ -194,9 +190,7 @@ def test_a_backward_pass_that_begins_with_the_optimizers_1_multiplies_nothing() 
 
 
 @pytest.mark.parametrize("rows", [N, 99], ids=["one block", "blocks"])
-def test_the_weights_gradient_is_added_to_the_optimizers_sum_without_rounding(
-    rows: int, by_rows: pytest.MonkeyPatch
-) -> None:
+def test_the_weights_gradient_is_added_to_the_optimizers_sum_without_rounding(rows, by_rows):
     by_rows.setattr(module, "GPU_ROWS", rows)
     hidden, weight, targets, scale = inputs(0.1)
     hidden, weight = hidden.bfloat16(), weight.bfloat16()
@@ -216,9 +210,7 @@ def test_the_weights_gradient_is_added_to_the_optimizers_sum_without_rounding(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [256, 768])
-def test_on_a_gpu_one_block_and_several_agree_and_add_to_a_sum_in_fp32(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_gpu_one_block_and_several_agree_and_add_to_a_sum_in_fp32(width, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     generator = torch.Generator().manual_seed(1)
@@ -229,7 +221,7 @@ def test_on_a_gpu_one_block_and_several_agree_and_add_to_a_sum_in_fp32(
     exact = leaves(hidden.double(), weight.double())
     (reference(*exact, targets) * scale).sum().backward()
     total = torch.zeros(8192, width, device="cuda")
-    found: list[tuple[Tensor, Tensor]] = []
+    found = []
     monkeypatch.setattr(module, "GPU_SHARE", 0)
     for rows in (4096, 1024):
         monkeypatch.setattr(module, "GPU_ROWS", rows)
@@ -252,7 +244,7 @@ def test_on_a_gpu_one_block_and_several_agree_and_add_to_a_sum_in_fp32(
         assert (a - b).float().norm() < 0.004 * b.float().norm()
 
 
-def test_a_softcap_that_could_overflow_is_our_bug() -> None:
+def test_a_softcap_that_could_overflow_is_our_bug():
     hidden, weight, targets, scale = inputs()
     with pytest.raises(AssertionError):
         softcap_loss(hidden, weight, targets, scale, softcap=31.0)

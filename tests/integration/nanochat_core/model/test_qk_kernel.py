@@ -1,7 +1,5 @@
 """The QK kernel: in Triton's interpreter, on a GPU, and refused where it cannot run."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -20,11 +18,11 @@ CASE = {
 
 
 @needs_triton
-def test_the_interpreted_kernel_computes_what_torch_computes() -> None:
+def test_the_interpreted_kernel_computes_what_torch_computes():
     check_interpreted("model/interpreted_qk_kernel.py")
 
 
-def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path: Path) -> None:
+def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path):
     job = make_job(CASE, tmp_path, num_steps=1, qk_kernel=True)
     with pytest.raises(
         ConfigError, match="the QK kernel cannot run here: it needs a GPU"
@@ -35,7 +33,7 @@ def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path: Path) -> 
 
 
 @pytest.mark.gpu
-def test_a_gpu_computes_what_torch_computes() -> None:
+def test_a_gpu_computes_what_torch_computes():
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     attention.choose_qk_kernel(True, torch.device("cuda"), 128)

@@ -1,12 +1,10 @@
 """The gradient of a table that a backward pass adds to its sum: on a CPU, interpreted, on a GPU."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nanochat_core.model.gradient_sum import GradientSum
 from nanochat_core.model.layers import Embedding
@@ -19,7 +17,7 @@ from tests.support.nanochat_core.optim.ranks import RATES, adding_lookups, gradi
 pytestmark = pytest.mark.torch
 
 
-def test_tokens_are_sorted_and_stay_in_order_within_a_row() -> None:
+def test_tokens_are_sorted_and_stay_in_order_within_a_row():
     tokens = torch.tensor([[3, 1, 3], [0, 3, 1]])
     for rows in (5, 40_000):
         ordered, order, starts = table_gradient.sort(tokens, rows)
@@ -30,7 +28,7 @@ def test_tokens_are_sorted_and_stay_in_order_within_a_row() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_are_those_of_a_plain_lookup_and_their_gradients_add_up(dtype: torch.dtype) -> None:
+def test_rows_are_those_of_a_plain_lookup_and_their_gradients_add_up(dtype):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(20, (3, 40), generator=generator)  # each row some six times
     grad = torch.randn(3, 40, 8, generator=generator).to(dtype)
@@ -48,7 +46,7 @@ def test_rows_are_those_of_a_plain_lookup_and_their_gradients_add_up(dtype: torc
     assert not total[20:].any()
 
 
-def test_the_operator_keeps_torchs_rules_for_its_like() -> None:
+def test_the_operator_keeps_torchs_rules_for_its_like():
     grad, tokens = torch.randn(2, 5, 8), torch.randint(4, (2, 5))
     into = GradientSum(grad.device, lambda: (torch.zeros(4, 8), True), lambda proxy: None)
     torch.library.opcheck(
@@ -59,14 +57,14 @@ def test_the_operator_keeps_torchs_rules_for_its_like() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
-def test_a_compiled_pass_is_one_graph_and_sorts_once() -> None:
+def test_a_compiled_pass_is_one_graph_and_sorts_once():
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    graphs: list[Counter[str]] = []
+    graphs = []
 
-    def count(graph: Any, inputs: Any) -> Any:
+    def count(graph, inputs):
         graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
         return make_boxed_func(graph.forward)
 
@@ -78,7 +76,7 @@ def test_a_compiled_pass_is_one_graph_and_sorts_once() -> None:
         into = GradientSum(table.weight.device, lambda t=total: (t, True), lambda _: None)
         table.gradient_sum = into
 
-    def loss() -> Tensor:
+    def loss():
         return torch.stack([(k + 1) * t(tokens) for k, t in enumerate(tables)]).square().sum()
 
     with adding_lookups():
@@ -97,11 +95,9 @@ def test_a_compiled_pass_is_one_graph_and_sorts_once() -> None:
         torch.testing.assert_close(total, 2 * once)
 
 
-def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(monkeypatch):
     """The embedding of the tokens sorts by itself."""
-    calls: list[int] = []
+    calls = []
     sort = table_gradient.sort
     monkeypatch.setattr(table_gradient, "sort", lambda *a: (calls.append(a[1]), sort(*a))[1])
     tokens = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -116,16 +112,14 @@ def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(
 
 
 @needs_triton
-def test_the_interpreted_kernels_add_what_float64_adds() -> None:
+def test_the_interpreted_kernels_add_what_float64_adds():
     check_interpreted("model/interpreted_table_kernel.py")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["uniform", "text", "one"])
 @pytest.mark.parametrize("channels", [64, 640, 1536])
-def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(
-    channels: int, kind: str
-) -> None:
+def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(channels, kind):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     frequent = 1 / torch.arange(1, 1001.0)
@@ -148,12 +142,12 @@ def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")  # torch's compiler has some for what is as it should be
-def test_a_gpu_adds_the_same_gradients_compiled_and_not() -> None:
+def test_a_gpu_adds_the_same_gradients_compiled_and_not():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     device = torch.device("cuda")
     tokens = torch.randint(60, (4, 16), device=device)
-    found: list[dict[str, Tensor]] = []
+    found = []
     for compiled in (False, True):
         model = make_model(device=device)
         optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)

@@ -18,7 +18,7 @@ VOCAB, WINDOW = 90, 17  # a short window, shorter than most trunks
 CPU = torch.device("cpu")
 
 
-def make_model(era: str = HEAD, *, depth: int = 3, kv_heads: int = 2, precision="fp32") -> GPT:
+def make_model(era=HEAD, *, depth=3, kv_heads=2, precision="fp32"):
     shape = ModelConfig(
         depth=depth, width=64, num_heads=4, num_kv_heads=kv_heads, sequence_len=128,
         vocab_size=VOCAB, windows=(128,) * depth, residual_scalars=True, value_embeds=True,
@@ -36,7 +36,7 @@ def make_model(era: str = HEAD, *, depth: int = 3, kv_heads: int = 2, precision=
     return model.eval()
 
 
-def make_trees(seed: int = 0) -> list[Tree]:
+def make_trees(seed=0):
     """Long and short trunks, no branch, one, several, an empty one; longer than sequence_len."""
     rng = np.random.default_rng(seed)
     trees = []
@@ -54,7 +54,7 @@ def make_trees(seed: int = 0) -> list[Tree]:
     return trees
 
 
-def paths_of(tree: Tree) -> list[list[int]]:
+def paths_of(tree):
     """The text that ends in each token of the tree."""
     trunk = list(tree.trunk)
     ends = [trunk[: i + 1] for i in range(len(trunk))]
@@ -62,7 +62,7 @@ def paths_of(tree: Tree) -> list[list[int]]:
     return ends + [trunk + list(branch[: i + 1]) for branch, i in branches]
 
 
-def logits_of(model: GPT, trees: list[Tree], *, whole: bool) -> torch.Tensor:
+def logits_of(model, trees, *, whole):
     pack = PackedTree(trees, CPU)
     attends = pack.attention(model.config.windows, whole=whole)
     hidden = model.forward_tree(pack.tokens, pack.parents, pack.positions, pack.rows, attends)
@@ -71,7 +71,7 @@ def logits_of(model: GPT, trees: list[Tree], *, whole: bool) -> torch.Tensor:
 
 
 @torch.no_grad()
-def alone(model: GPT, trees: list[Tree]) -> torch.Tensor:
+def alone(model, trees):
     texts = [paths_of(tree)[row] for tree in trees for row in tree.rows]
     return torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
 
@@ -80,7 +80,7 @@ def alone(model: GPT, trees: list[Tree]) -> torch.Tensor:
     ("era", "depth", "kv_heads"),
     [*((era, 3, 2) for era in ERAS), (HEAD, 1, 4), (HEAD, 2, 1), (HEAD, 4, 4)],
 )
-def test_logits_in_a_tree_are_those_of_each_text_alone(era: str, depth: int, kv_heads: int) -> None:
+def test_logits_in_a_tree_are_those_of_each_text_alone(era, depth, kv_heads):
     model, trees = make_model(era, depth=depth, kv_heads=kv_heads), make_trees()
     expected = alone(model, trees)
     assert expected.std() > 0.5
@@ -89,14 +89,14 @@ def test_logits_in_a_tree_are_those_of_each_text_alone(era: str, depth: int, kv_
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
-def test_in_bf16_up_to_its_rounding() -> None:
+def test_in_bf16_up_to_its_rounding():
     model, trees = make_model(precision="bf16"), make_trees()
     off = (logits_of(model, trees, whole=False) - alone(model, trees)).abs()
     assert off.mean() < 0.03
     assert off.max() < 0.5
 
 
-def test_losses_are_those_of_the_capped_logits() -> None:
+def test_losses_are_those_of_the_capped_logits():
     model, trees = make_model(), make_trees()
     pack = PackedTree(trees, CPU)
     targets = torch.randint(VOCAB, (len(pack.rows),), generator=torch.Generator().manual_seed(3))
@@ -105,21 +105,21 @@ def test_losses_are_those_of_the_capped_logits() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_scores_of_some_tokens_are_those_of_all() -> None:
+def test_scores_of_some_tokens_are_those_of_all():
     model, trees = make_model(), make_trees()
     hidden = PackedTree(trees, CPU).read(model)
     ids = torch.tensor([5, 2, 88])
     torch.testing.assert_close(model.logits_at(hidden, ids), model.logits_at(hidden)[:, ids])
 
 
-def test_a_pack_without_rows_of_one_tree_reads_the_others() -> None:
+def test_a_pack_without_rows_of_one_tree_reads_the_others():
     model, trees = make_model(), make_trees()
     silent = [dataclasses.replace(trees[0], rows=()), *trees[1:]]
     part = logits_of(model, silent, whole=False)
     torch.testing.assert_close(part, alone(model, trees[1:]), rtol=0, atol=1e-5)
 
 
-def test_packs_take_neighbours_until_they_are_full() -> None:
+def test_packs_take_neighbours_until_they_are_full():
     rng = np.random.default_rng(4)
     for _ in range(50):
         sizes = rng.integers(1, 40, rng.integers(0, 30)).tolist()

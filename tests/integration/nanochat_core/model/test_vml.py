@@ -1,12 +1,9 @@
 """MKL's vector functions are called by one thread before several threads call them together."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.native.kernels import load as native_loss
 from nanochat_core.optim.sharded import Optimizer
@@ -17,10 +14,8 @@ from tests.support.nanochat_core.optim.ranks import add_gradients
 
 pytestmark = pytest.mark.torch
 
-MODEL: ModelConfig = model_for_depth(1, sequence_len=128, vocab_size=256)
-OPTIMIZER: OptimizerConfig = optimizer_for(
-    MODEL, tokens=1, reference_tokens=1, total_batch_size=256
-)
+MODEL = model_for_depth(1, sequence_len=128, vocab_size=256)
+OPTIMIZER = optimizer_for(MODEL, tokens=1, reference_tokens=1, total_batch_size=256)
 # aten/src/ATen/cpu/vml.h and UnaryOpsKernel.cpp of torch 2.13: every function that may be VML's.
 MAY_BE_VML = {
     *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma"),
@@ -31,20 +26,18 @@ MAY_BE_VML = {
 class Calls(TorchDispatchMode):
     """Records (function, elements) of every call of one of these functions, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[tuple[str, int]] = []
+        self.found = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__.rstrip("_")
         if name in MAY_BE_VML:
             self.found.append((name, args[0].numel()))
         return func(*args, **kwargs or {})
 
 
-def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_first() -> None:
+def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_first():
     choose_vml_kernels.cache_clear()
     with Calls() as calls:
         model = GPT(MODEL, numerics("fp32"))
@@ -61,7 +54,7 @@ def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_fi
     assert of_step <= {name for name, _ in first}
 
 
-def test_a_model_without_memory_calls_them_too() -> None:
+def test_a_model_without_memory_calls_them_too():
     choose_vml_kernels.cache_clear()
     with torch.device("meta"):
         GPT(MODEL, numerics("fp32"))

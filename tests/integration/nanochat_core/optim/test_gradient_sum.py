@@ -2,14 +2,10 @@
 
 import copy
 import weakref
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from nanochat_core.config import OptimizerConfig
-from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import ALONE, World
@@ -27,12 +23,12 @@ pytestmark = pytest.mark.torch
 TABLES = "transformer.wte.weight", "value_embeds.0.weight", "value_embeds.2.weight"
 
 
-def loss_of(model: GPT, seed: int) -> Tensor:
+def loss_of(model, seed):
     tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(seed))
     return model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
 
 
-def summed(precision: str, seeds: tuple[int, ...]) -> tuple[Optimizer, dict[str, Tensor]]:
+def summed(precision, seeds):
     """The optimizer, and its gradients after a micro-step for each seed."""
     model = make_model(precision)
     optimizer = Optimizer(model, RATES, precision=precision, world=ALONE)
@@ -42,7 +38,7 @@ def summed(precision: str, seeds: tuple[int, ...]) -> tuple[Optimizer, dict[str,
     return optimizer, {name: g.clone() for name, g in gradients_of(optimizer).items()}
 
 
-def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none() -> None:
+def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none():
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
     modules = model.named_modules()
@@ -52,7 +48,7 @@ def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none() -> None:
 
 
 @pytest.mark.parametrize("rates", [RATES, CLIPPED], ids=["plain", "clipped"])
-def test_training_is_that_of_autograds_gradients(rates: OptimizerConfig) -> None:
+def test_training_is_that_of_autograds_gradients(rates):
     states = []
     for adding in (False, True):
         model = make_model()
@@ -68,7 +64,7 @@ def test_training_is_that_of_autograds_gradients(rates: OptimizerConfig) -> None
         torch.testing.assert_close(states[1][key], states[0][key], rtol=1e-4, atol=1e-5, msg=key)
 
 
-def test_the_first_addition_of_a_step_starts_from_zero() -> None:
+def test_the_first_addition_of_a_step_starts_from_zero():
     with adding_lookups():
         _, expected = summed("fp32", (3,))
         model = make_model()
@@ -83,7 +79,7 @@ def test_the_first_addition_of_a_step_starts_from_zero() -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_in_bf16_a_tables_sum_is_not_rounded() -> None:
+def test_in_bf16_a_tables_sum_is_not_rounded():
     tables = {}
     for adding in (False, True):
         if adding:
@@ -98,7 +94,7 @@ def test_in_bf16_a_tables_sum_is_not_rounded() -> None:
         torch.testing.assert_close(plain.float(), exact, rtol=2**-6, atol=1e-3)
 
 
-def test_a_backward_pass_of_the_callers_own_counts() -> None:
+def test_a_backward_pass_of_the_callers_own_counts():
     with adding_lookups():
         model = make_model()
         optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
@@ -110,11 +106,9 @@ def test_a_backward_pass_of_the_callers_own_counts() -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_parameter_used_twice_in_a_pass_is_reduced_after_both(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_parameter_used_twice_in_a_pass_is_reduced_after_both(monkeypatch):
     """Its hook runs once, after all of the pass's additions."""
-    calls: list[str] = []
+    calls = []
     start, take = ShardedParams.start_reduce_scatter, ShardedParams.take_sum
     monkeypatch.setattr(
         ShardedParams,
@@ -136,14 +130,14 @@ def test_a_parameter_used_twice_in_a_pass_is_reduced_after_both(
         ]
 
 
-def test_an_addition_after_the_reduction_has_started_is_refused() -> None:
+def test_an_addition_after_the_reduction_has_started_is_refused():
     class Started(World):
-        def start_sum(self, tensor: Tensor) -> Any:
+        def start_sum(self, tensor):
             return torch.futures.Future()
 
         start_sum_to_owners = start_sum
 
-        def sum(self, tensor: Tensor) -> Tensor:
+        def sum(self, tensor):
             return tensor
 
     world = Started(rank=0, local_rank=0, size=2)
@@ -155,7 +149,7 @@ def test_an_addition_after_the_reduction_has_started_is_refused() -> None:
         model.transformer.wte.gradient_sum.take()
 
 
-def test_a_sum_belongs_to_one_model_and_one_optimizer() -> None:
+def test_a_sum_belongs_to_one_model_and_one_optimizer():
     model = make_model()
     assert model.lm_head.gradient_sum is None
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
@@ -178,7 +172,7 @@ def test_a_sum_belongs_to_one_model_and_one_optimizer() -> None:
     del other
 
 
-def test_a_model_whose_optimizer_is_gone_has_gradients_and_both_are_freed_at_once() -> None:
+def test_a_model_whose_optimizer_is_gone_has_gradients_and_both_are_freed_at_once():
     with adding_lookups():
         loss_of(make_model(), 1).backward()  # torch's first pass imports, and keeps frames
         model = make_model()

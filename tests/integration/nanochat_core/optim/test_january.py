@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.optim.january import (
@@ -23,9 +22,7 @@ pytestmark = pytest.mark.torch
 SHAPES = [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)]
 
 
-def reference(
-    weight: Tensor, grad: Tensor, momentum: Tensor, *, lr: float, mu: float
-) -> tuple[Tensor, Tensor]:
+def reference(weight, grad, momentum, *, lr, mu):
     """The weight and the momentum after one step, all float64."""
     rows, cols = weight.shape
     momentum = mu * momentum + (1 - mu) * grad
@@ -42,7 +39,7 @@ def reference(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_newton_schulz_muon_is_its_formula_over_several_steps(shape: tuple[int, int]) -> None:
+def test_newton_schulz_muon_is_its_formula_over_several_steps(shape):
     generator = torch.Generator().manual_seed(shape[0])
     weights = torch.randn(2, *shape, generator=generator)
     momentum = torch.zeros(2, *shape)
@@ -60,9 +57,7 @@ def test_newton_schulz_muon_is_its_formula_over_several_steps(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_newton_schulz_brings_singular_values_near_one_and_turns_nothing(
-    shape: tuple[int, int],
-) -> None:
+def test_newton_schulz_brings_singular_values_near_one_and_turns_nothing(shape):
     matrix = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1))
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     inside = u.mT @ newton_schulz(matrix) @ v.mT
@@ -71,7 +66,7 @@ def test_newton_schulz_brings_singular_values_near_one_and_turns_nothing(
     torch.testing.assert_close(inside, torch.diag_embed(values), atol=1e-5, rtol=0)
 
 
-def test_newton_schulz_muon_moves_nothing_that_has_no_gradient() -> None:
+def test_newton_schulz_muon_moves_nothing_that_has_no_gradient():
     start = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(1))
     weights = start.clone()
     zeros = torch.zeros(2, 8, 4)
@@ -79,7 +74,7 @@ def test_newton_schulz_muon_moves_nothing_that_has_no_gradient() -> None:
     assert torch.equal(weights, start)
 
 
-def test_newton_schulz_muon_in_bf16_steps_in_nearly_the_same_direction() -> None:
+def test_newton_schulz_muon_in_bf16_steps_in_nearly_the_same_direction():
     grads = torch.randn(3, 32, 16, generator=torch.Generator().manual_seed(4))
     updates = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -92,7 +87,7 @@ def test_newton_schulz_muon_in_bf16_steps_in_nearly_the_same_direction() -> None
 
 
 @pytest.mark.parametrize("size", [0.01, 3.0])
-def test_clipping_is_torchs_over_all_gradients_at_once(size: float) -> None:
+def test_clipping_is_torchs_over_all_gradients_at_once(size):
     generator = torch.Generator().manual_seed(5)
     grads = [size * torch.randn(shape, generator=generator) for shape in ((7, 5), (3,), (1,))]
     parameters = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
@@ -109,17 +104,17 @@ def test_clipping_is_torchs_over_all_gradients_at_once(size: float) -> None:
         torch.testing.assert_close(grad * factor, parameter.grad)
 
 
-def test_a_broken_norm_stays_broken() -> None:
+def test_a_broken_norm_stays_broken():
     assert clip_factor(torch.tensor(float("nan")), 1.0).isnan()
 
 
-def test_the_norm_of_bf16_gradients_is_summed_in_fp32() -> None:
+def test_the_norm_of_bf16_gradients_is_summed_in_fp32():
     grad = torch.full((4096, 16), 0.01).bfloat16()
     exact = grad.double().square().sum()
     torch.testing.assert_close(squared_norm([grad]).double(), exact, rtol=1e-5, atol=0)
 
 
-def test_stages_after_pretraining_clip_nothing() -> None:
+def test_stages_after_pretraining_clip_nothing():
     config = january_run(20).optimizer
     later = scaled(config, 0.5)
     assert (config.grad_clip, later.grad_clip) == (1.0, None)
@@ -135,6 +130,6 @@ def test_stages_after_pretraining_clip_nothing() -> None:
         ({"grad_clip": 0.0}, "optimizer.grad_clip is 0.0, expected more than 0"),
     ],
 )
-def test_a_wrong_optimizer_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_wrong_optimizer_is_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(run_for_depth(12).optimizer, **change)

@@ -59,7 +59,7 @@ save_file(tensors, out)
 """
 
 
-def test_training_takes_nanochats_steps(tmp_path: Path) -> None:
+def test_training_takes_nanochats_steps(tmp_path):
     if "NANOCHAT_JAN_DIR" not in os.environ:
         pytest.skip("NANOCHAT_JAN_DIR names no checkout of nanochat")
     schedule = january_run(2).pretrain.schedule
@@ -83,7 +83,7 @@ def test_training_takes_nanochats_steps(tmp_path: Path) -> None:
     assert peer["norms"].min() < 0.9 < peer["norms"].max()  # some steps are clipped
     rates = dataclasses.replace(january_optimizer(config), grad_clip=0.9)
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-    losses: list[float] = []
+    losses = []
     for step in range(STEPS):
         tokens = peer["tokens"][step]
         loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()

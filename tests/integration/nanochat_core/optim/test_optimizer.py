@@ -2,12 +2,10 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.errors import ModelError
@@ -42,13 +40,13 @@ RATE_OF = {
 }
 
 
-def make_model(precision: str = "fp32") -> GPT:
+def make_model(precision="fp32"):
     model = GPT(CONFIG, numerics(precision))
     model.init_weights(1)
     return model
 
 
-def train(model: GPT, optimizer: Optimizer, steps: range) -> None:
+def train(model, optimizer, steps):
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(60, (2, 17), generator=generator)
@@ -56,7 +54,7 @@ def train(model: GPT, optimizer: Optimizer, steps: range) -> None:
         optimizer.step(lr_multiplier=1 / (step + 1), momentum=0.9, weight_decay=0.1)
 
 
-def test_each_parameter_has_one_rule() -> None:
+def test_each_parameter_has_one_rule():
     groups = adamw_groups(dataclasses.replace(RATES, **RATE_OF))
     rules = {name: group_of(name, groups) for name, _ in make_model().named_parameters()}
     assert all(name.startswith("transformer.h.") for name, rule in rules.items() if rule is None)
@@ -90,7 +88,7 @@ def test_each_parameter_has_one_rule() -> None:
         ("smear_lr", ("smear_", "backout_lambda")),
     ],
 )
-def test_a_learning_rate_moves_its_parameters_only(rate: str, moved: str | tuple[str, ...]) -> None:
+def test_a_learning_rate_moves_its_parameters_only(rate, moved):
     names = [field.name for field in dataclasses.fields(OptimizerConfig)]
     still = {name: 0.0 for name in names if name.endswith("_lr")}
     model = make_model()
@@ -109,7 +107,7 @@ def test_a_learning_rate_moves_its_parameters_only(rate: str, moved: str | tuple
         assert torch.equal(parameter, before[name]) != name.startswith(moved), name
 
 
-def test_a_step_consumes_the_gradients() -> None:
+def test_a_step_consumes_the_gradients():
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
     train(model, optimizer, range(1))
@@ -119,7 +117,7 @@ def test_a_step_consumes_the_gradients() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_going_on_from_saved_state_equals_never_stopping(precision: str, tmp_path: Path) -> None:
+def test_going_on_from_saved_state_equals_never_stopping(precision, tmp_path):
     straight, stopped = make_model(precision), make_model(precision)
     train(straight, Optimizer(straight, RATES, precision=precision, world=ALONE), range(6))
 
@@ -134,7 +132,7 @@ def test_going_on_from_saved_state_equals_never_stopping(precision: str, tmp_pat
         assert torch.equal(weight, stopped.state_dict()[name]), name
 
 
-def test_state_is_keyed_by_parameter() -> None:
+def test_state_is_keyed_by_parameter():
     model = make_model("bf16")
     state = Optimizer(model, RATES, precision="bf16", world=ALONE).pieces()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -148,7 +146,7 @@ def test_state_is_keyed_by_parameter() -> None:
     assert len(state) == 1 + 3 * len(list(model.parameters()))
 
 
-def test_state_that_does_not_fit_is_refused() -> None:
+def test_state_that_does_not_fit_is_refused():
     optimizer = Optimizer(make_model(), RATES, precision="fp32", world=ALONE)
     state = optimizer.gather()
     with pytest.raises(ModelError, match="x0_lambdas has shape"):
@@ -158,7 +156,7 @@ def test_state_that_does_not_fit_is_refused() -> None:
         optimizer.load((state | wrong).__getitem__)
 
 
-def with_gradients(rates: OptimizerConfig, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_gradients(rates, gradients):
     """The masters after one step with these gradients."""
     model = make_model()
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
@@ -168,13 +166,13 @@ def with_gradients(rates: OptimizerConfig, gradients: dict[str, Tensor]) -> dict
     return optimizer.gather()
 
 
-def some_gradients() -> dict[str, Tensor]:
+def some_gradients():
     generator = torch.Generator().manual_seed(3)
     named = make_model().named_parameters()
     return {name: torch.randn(p.shape, generator=generator) for name, p in named}
 
 
-def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
+def test_a_parameter_without_a_gradient_counts_as_zero():
     gradients = some_gradients()
     absent = ["transformer.h.1.attn.c_q.weight", "value_embeds.0.weight", "smear_lambda"]
     zero = gradients | {name: torch.zeros_like(gradients[name]) for name in absent}
@@ -183,7 +181,7 @@ def test_a_parameter_without_a_gradient_counts_as_zero() -> None:
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_the_whole_gradient_is_clipped_to_a_norm() -> None:
+def test_the_whole_gradient_is_clipped_to_a_norm():
     gradients = some_gradients()
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
     clipped = dataclasses.replace(RATES, grad_clip=norm / 4)
@@ -196,10 +194,10 @@ def test_the_whole_gradient_is_clipped_to_a_norm() -> None:
     assert all(torch.equal(actual[key], expected[key]) for key in expected)
 
 
-def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32() -> None:
+def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32():
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
-    expected: dict[str, Tensor] = {}
+    expected = {}
     for step in range(16):
         tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(step))
         loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
@@ -215,7 +213,7 @@ def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32() -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_own() -> None:
+def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_own():
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
     train(model, optimizer, range(2))
@@ -230,7 +228,7 @@ def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_o
 
 
 @pytest.mark.parametrize("name", ["transformer.wte.weight", "value_embeds.0.weight"])
-def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name: str) -> None:
+def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name):
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
     group = group_of(name, adamw_groups(RATES))
@@ -258,7 +256,7 @@ def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name:
     assert torch.equal(table, state[f"weight/{name}"])
 
 
-def test_a_step_moves_the_version_of_every_weight() -> None:
+def test_a_step_moves_the_version_of_every_weight():
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
     before = {name: p._version for name, p in model.named_parameters()}
@@ -266,11 +264,9 @@ def test_a_step_moves_the_version_of_every_weight() -> None:
     assert all(p._version > before[name] for name, p in model.named_parameters())
 
 
-def test_stacks_are_larger_without_other_ranks_and_updates_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stacks_are_larger_without_other_ranks_and_updates_the_same(monkeypatch):
     monkeypatch.setattr(sharded, "STACK_ELEMENTS", {"cpu": 1})
-    states: list[dict[str, Tensor]] = []
+    states = []
     for alone, count in (({}, 20), ({"cpu": 2**27}, 4)):
         monkeypatch.setattr(sharded, "STACK_ELEMENTS_ALONE", alone)
         stacks = sharded.make_stacks(make_model(), RATES, torch.float32, ALONE)
@@ -282,7 +278,7 @@ def test_stacks_are_larger_without_other_ranks_and_updates_the_same(
         torch.testing.assert_close(states[1][name], weight, atol=1e-5, rtol=0)
 
 
-def test_a_model_serves_one_optimizer_at_a_time() -> None:
+def test_a_model_serves_one_optimizer_at_a_time():
     model = make_model("bf16")
     Optimizer(model, RATES, precision="bf16", world=ALONE)
     with pytest.raises(AssertionError, match="another optimizer"):

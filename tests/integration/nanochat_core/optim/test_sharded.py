@@ -34,13 +34,13 @@ class Scribbling(World):
 
     begun: ClassVar[list[Tensor]] = []
 
-    def start_sum_to_owners(self, tensor: Tensor) -> None:
+    def start_sum_to_owners(self, tensor):
         self.begun.append(tensor.clone())
         tensor.chunk(2)[1].fill_(math.nan)
 
 
 @pytest.mark.parametrize("by_row", [False, True])
-def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None:
+def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row):
     world = Scribbling(rank=0, local_rank=0, size=2)
     Scribbling.begun.clear()
     parameters = {name: nn.Parameter(torch.ones(3, 2)) for name in "abc"}
@@ -65,9 +65,7 @@ def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None
         assert not begun[filled:].any()
 
 
-def test_ranks_train_as_one_and_any_number_takes_over_what_two_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_train_as_one_and_any_number_takes_over_what_two_saved(tmp_path, monkeypatch):
     save_file(trained_alone(RATES, STEPS), tmp_path / "plain.safetensors")
     save_file(trained_alone(CLIPPED, STEPS), tmp_path / "clipped.safetensors")
     save_file(trained_alone(RATES, STEPS + 2), tmp_path / "later.safetensors")

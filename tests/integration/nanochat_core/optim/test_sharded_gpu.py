@@ -1,13 +1,11 @@
 """The optimizer on GPUs: no waiting for the device, and several GPUs as one. Needs GPUs."""
 
 import socket
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from nanochat_core.config import OptimizerConfig
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from tests.support.nanochat_core.optim.ranks import (
@@ -25,7 +23,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 
 
 @pytest.fixture
-def device() -> torch.device:
+def device():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     return torch.device("cuda", 0)
@@ -33,9 +31,7 @@ def device() -> torch.device:
 
 @pytest.mark.parametrize("rates", [RATES, CLIPPED], ids=["plain", "clipped"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_step_never_waits_for_the_device(
-    precision: str, rates: OptimizerConfig, device: torch.device
-) -> None:
+def test_a_step_never_waits_for_the_device(precision, rates, device):
     model = make_model(precision, device)
     optimizer = Optimizer(model, rates, precision=precision, world=ALONE)
     train(optimizer, model, ALONE, range(2))
@@ -54,13 +50,13 @@ def test_a_step_never_waits_for_the_device(
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_gpu_trains_as_the_cpu_does(device: torch.device) -> None:
+def test_a_gpu_trains_as_the_cpu_does(device):
     torch.backends.cuda.matmul.allow_tf32 = False
     worst = differences(trained_alone(RATES, STEPS, device), trained_alone(RATES, STEPS))
     assert worst["weight"] < 1e-4, worst
 
 
-def test_two_gpus_train_as_one(tmp_path: Path, device: torch.device) -> None:
+def test_two_gpus_train_as_one(tmp_path, device):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU here")
     save_file(trained_alone(RATES, STEPS, device), tmp_path / "plain.safetensors")

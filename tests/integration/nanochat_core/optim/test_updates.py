@@ -4,11 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat_core.optim import adamw, muon
 from nanochat_core.optim.adamw import adamw_
-from nanochat_core.optim.groups import AdamWGroup, adamw_groups
+from nanochat_core.optim.groups import adamw_groups
 from nanochat_core.optim.muon import muon_, second_moment_shape
 from nanochat_core.scaling import run_for_depth
 
@@ -17,7 +16,7 @@ GROUPS = adamw_groups(run_for_depth(12).optimizer)
 
 
 @pytest.fixture(params=["on a CPU", "on a GPU"])
-def scalars(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def scalars(request, monkeypatch):
     """Numbers of a step are floats on a CPU, and tensors on a GPU."""
     if request.param == "on a GPU":
         for module in (adamw, muon):
@@ -34,9 +33,7 @@ COEFFICIENTS = [
 ]
 
 
-def reference_muon(
-    weight: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float, mu: float, decay: float
-) -> Tensor:
+def reference_muon(weight, grad, state, lr, mu, decay):
     rows, cols = weight.shape
     state["m"] = mu * state["m"] + (1 - mu) * grad
     u = (1 - mu) * grad + mu * state["m"]
@@ -64,7 +61,7 @@ def reference_muon(
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)])
 @pytest.mark.usefixtures("scalars")
-def test_muon_is_its_formula_over_several_steps(shape: tuple[int, int]) -> None:
+def test_muon_is_its_formula_over_several_steps(shape):
     generator = torch.Generator().manual_seed(shape[0])
     weights = torch.randn(2, *shape, generator=generator)
     expected = [w.double() for w in weights]
@@ -94,13 +91,13 @@ def test_muon_is_its_formula_over_several_steps(shape: tuple[int, int]) -> None:
     )
 
 
-def test_muon_keeps_variance_per_output_except_for_wide_matrices() -> None:
+def test_muon_keeps_variance_per_output_except_for_wide_matrices():
     assert second_moment_shape(48, 16) == (48, 1)
     assert second_moment_shape(24, 24) == (24, 1)
     assert second_moment_shape(16, 48) == (1, 48)
 
 
-def test_muon_leaves_a_matrix_without_gradient_where_it_is() -> None:
+def test_muon_leaves_a_matrix_without_gradient_where_it_is():
     weights = torch.zeros(2, 8, 4)
     muon_(
         weights,
@@ -115,7 +112,7 @@ def test_muon_leaves_a_matrix_without_gradient_where_it_is() -> None:
     assert torch.equal(weights, torch.zeros(2, 8, 4))
 
 
-def test_muon_decays_only_weights_that_the_update_pulls_towards_zero() -> None:
+def test_muon_decays_only_weights_that_the_update_pulls_towards_zero():
     generator = torch.Generator().manual_seed(3)
     start, grads = torch.randn(2, 1, 8, 8, generator=generator)
     moved = {}
@@ -139,7 +136,7 @@ def test_muon_decays_only_weights_that_the_update_pulls_towards_zero() -> None:
     torch.testing.assert_close(decayed, torch.where(pulled, 0.1 * start, 0.0))
 
 
-def test_muon_in_bf16_steps_in_nearly_the_same_direction() -> None:
+def test_muon_in_bf16_steps_in_nearly_the_same_direction():
     generator = torch.Generator().manual_seed(4)
     grads = torch.randn(3, 32, 16, generator=generator)
     updates = []
@@ -160,7 +157,7 @@ def test_muon_in_bf16_steps_in_nearly_the_same_direction() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])
-def test_adamw_is_its_formula_over_several_steps(group) -> None:
+def test_adamw_is_its_formula_over_several_steps(group):
     generator = torch.Generator().manual_seed(5)
     shapes = [(40, 8), (7,), (1,)]
     parameters = [torch.randn(s, generator=generator) for s in shapes]
@@ -184,9 +181,7 @@ def test_adamw_is_its_formula_over_several_steps(group) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["torch's", "ours"])
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])
 @pytest.mark.usefixtures("scalars")
-def test_adamw_of_a_bf16_table_is_its_formula_in_fp32_rounded_when_stored(
-    group: AdamWGroup, dtype: torch.dtype
-) -> None:
+def test_adamw_of_a_bf16_table_is_its_formula_in_fp32_rounded_when_stored(group, dtype):
     generator = torch.Generator().manual_seed(6)
     shape, lr, step = (64, 16), 0.3, 3
     p, g, m, v = (torch.randn(shape, generator=generator).bfloat16() for _ in "pgmv")

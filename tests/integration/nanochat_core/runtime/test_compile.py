@@ -1,6 +1,5 @@
 """Functions compiled by torch: how many kernels they get."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(params=["strict", "default"])
-def strict(request: pytest.FixtureRequest) -> Iterator[bool]:
+def strict(request):
     """Yield True where torch's operations have to be deterministic; forget what was compiled."""
     torch.use_deterministic_algorithms(request.param == "strict")
     torch._dynamo.reset()
@@ -22,19 +21,17 @@ def strict(request: pytest.FixtureRequest) -> Iterator[bool]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_strict_functions_are_compiled_for_each_shape_in_any_thread(
-    strict: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs: list[torch.fx.GraphModule] = []
+def test_strict_functions_are_compiled_for_each_shape_in_any_thread(strict, monkeypatch):
+    graphs = []
 
-    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+    def backend(graph, _):
         graphs.append(graph)
         return graph
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     double = compiled(lambda x: 2 * x)
 
-    def run() -> None:
+    def run():
         for size in range(3, 15):  # more than torch compiles by default
             double(torch.ones(size))
 

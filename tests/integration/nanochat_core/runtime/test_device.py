@@ -4,15 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from flows.identity.fingerprint import REPOSITORY
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Determinism, Job, Resources
 from nanochat_core.runtime.hardware.device import open_device, use_device
 from nanochat_core.worker import set_up_cublas
 from tests.support.small_job import one_thread, small_job
@@ -33,7 +30,7 @@ def run(job):
 
 
 @pytest.fixture(autouse=True)
-def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _settings_are_put_back(monkeypatch):
     # Set, then deleted: so that it is taken away again whatever sets it meanwhile.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
@@ -43,17 +40,15 @@ def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def resources(determinism: Determinism, *, device: str = "cuda") -> Resources:
+def resources(determinism, *, device="cuda"):
     return one_thread(device=device, determinism=determinism)
 
 
-def job(directory: Path, determinism: Determinism) -> Job:
+def job(directory, determinism):
     return small_job(directory, entry="seen", resources=resources(determinism, device="cpu"))
 
 
-def test_only_a_strict_job_sets_cublas_and_pays_for_importing_the_compiler(
-    tmp_path: Path,
-) -> None:
+def test_only_a_strict_job_sets_cublas_and_pays_for_importing_the_compiler(tmp_path):
     (tmp_path / "seen.py").write_text(SEEN)
     found = {"default": (None, False), "strict": (":4096:8", True)}
     directories = [tmp_path / determinism for determinism in found]
@@ -69,30 +64,26 @@ def test_only_a_strict_job_sets_cublas_and_pays_for_importing_the_compiler(
         assert (metrics["cublas"], metrics["compiler"]) == found[path.name]
 
 
-def test_a_persons_own_setting_of_cublas_stays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_persons_own_setting_of_cublas_stays(monkeypatch, tmp_path):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_up_cublas(job(tmp_path, "strict"))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 @pytest.mark.parametrize("determinism", ["strict", "default"])
-def test_torch_refuses_what_does_not_repeat_itself_only_if_strict(determinism: Determinism) -> None:
+def test_torch_refuses_what_does_not_repeat_itself_only_if_strict(determinism):
     open_device(resources(determinism, device="cpu"))
     assert torch.are_deterministic_algorithms_enabled() == (determinism == "strict")
 
 
-def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="asks for a GPU"):
         open_device(resources("default"))
 
 
-def test_a_rank_makes_its_own_gpu_current_before_it_meets_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    used: list[torch.device] = []
+def test_a_rank_makes_its_own_gpu_current_before_it_meets_the_others(monkeypatch):
+    used = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.set_device", used.append)
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: pytest.fail("met"))
@@ -102,8 +93,8 @@ def test_a_rank_makes_its_own_gpu_current_before_it_meets_the_others(
     assert used == [torch.device("cuda", 3)]
 
 
-def test_a_thread_takes_its_gpu_and_a_cpu_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[torch.device] = []
+def test_a_thread_takes_its_gpu_and_a_cpu_is_not_chosen(monkeypatch):
+    used = []
     monkeypatch.setattr("torch.cuda.set_device", used.append)
     use_device(torch.device("cpu"))
     use_device(torch.device("cuda", 1))

@@ -67,7 +67,7 @@ def test_the_interval_of_pairs_is_the_published_one():
         (0.05, 0.2, 0.0, 0.75),
     ],
 )
-def test_a_difference_lies_in_its_interval_95_times_of_100(shares: tuple[float, ...]):
+def test_a_difference_lies_in_its_interval_95_times_of_100(shares):
     total, inside, is_clear = 20, 0.0, 0.0
     for kept, gained, lost in itertools.product(range(total + 1), repeat=3):
         if (neither := total - kept - gained - lost) < 0:

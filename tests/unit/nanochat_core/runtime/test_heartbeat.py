@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 from nanochat_core.runtime.heartbeat import (
     STARTING_TIMES,
@@ -12,7 +11,7 @@ from nanochat_core.runtime.heartbeat import (
 )
 
 
-def test_the_launcher_reads_what_the_rank_noted_last(tmp_path: Path) -> None:
+def test_the_launcher_reads_what_the_rank_noted_last(tmp_path):
     hearts = [HeartbeatWriter(), HeartbeatWriter()]
     before = time.monotonic()
     for rank, heart in enumerate(hearts):
@@ -30,11 +29,11 @@ def test_the_launcher_reads_what_the_rank_noted_last(tmp_path: Path) -> None:
     assert before <= second.beat <= first.beat <= time.monotonic()
 
 
-def test_longer_silence_is_allowed_at_the_start_and_where_it_is_declared(tmp_path: Path) -> None:
+def test_longer_silence_is_allowed_at_the_start_and_where_it_is_declared(tmp_path):
     heart = HeartbeatWriter()
     heart.open(tmp_path, 0)
 
-    def times() -> float:
+    def times():
         [heartbeat] = read_heartbeats(tmp_path)
         return heartbeat.times
 
@@ -51,7 +50,7 @@ def test_longer_silence_is_allowed_at_the_start_and_where_it_is_declared(tmp_pat
     assert times() == 1
 
 
-def test_another_process_of_the_rank_beats_for_it(tmp_path: Path) -> None:
+def test_another_process_of_the_rank_beats_for_it(tmp_path):
     heart, helper = HeartbeatWriter(), HeartbeatWriter()
     heart.open(tmp_path, 0)
     heart.started()
@@ -67,7 +66,7 @@ def test_another_process_of_the_rank_beats_for_it(tmp_path: Path) -> None:
     assert (after.doing, after.steps, after.pid) == ("waiting for files", 2, os.getpid())
 
 
-def test_a_heart_that_is_not_open_writes_nothing(tmp_path: Path) -> None:
+def test_a_heart_that_is_not_open_writes_nothing(tmp_path):
     heart = HeartbeatWriter()
     heart.started()
     heart.beat("unheard")

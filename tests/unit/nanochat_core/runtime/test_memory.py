@@ -1,7 +1,5 @@
 """What may still be taken, in a container and outside of one."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -10,7 +8,7 @@ from nanochat_core.runtime.hardware import memory
 NO_LIMIT = 9223372036854771712  # version 1's word for it
 
 
-def write_group(folder: Path, **files: object) -> None:
+def write_group(folder, **files):
     """One group's files, by their names with _ for a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -18,7 +16,7 @@ def write_group(folder: Path, **files: object) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """Groups of a stand-in machine; this process is in /work of both versions."""
     monkeypatch.setattr(memory, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(memory, "OWN", tmp_path / "own")
@@ -26,7 +24,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "groups"
 
 
-def test_without_groups_it_is_the_machines(root: Path) -> None:
+def test_without_groups_it_is_the_machines(root):
     machine = psutil.virtual_memory().available
     assert memory.memory_left() == pytest.approx(machine, rel=0.2)
     memory.OWN.unlink()
@@ -34,25 +32,25 @@ def test_without_groups_it_is_the_machines(root: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "work"])
-def test_a_containers_limit_counts_whether_it_knows_its_name_or_not(root: Path, group: str) -> None:
+def test_a_containers_limit_counts_whether_it_knows_its_name_or_not(root, group):
     write_group(root / group, memory_max=5000, memory_current=1500)
     assert memory.memory_left() == 3500
 
 
-def test_the_outer_groups_limit_counts_too(root: Path) -> None:
+def test_the_outer_groups_limit_counts_too(root):
     write_group(root, memory_max=5000, memory_current=4000)
     write_group(root / "work", memory_max="max", memory_current=10)
     assert memory.memory_left() == 1000
 
 
-def test_files_that_were_read_are_not_in_the_way(root: Path) -> None:
+def test_files_that_were_read_are_not_in_the_way(root):
     write_group(
         root / "work", memory_max=5000, memory_current=4900, memory_stat="anon 7\ninactive_file 900"
     )
     assert memory.memory_left() == 1000
 
 
-def test_version_1_counts_as_well(root: Path) -> None:
+def test_version_1_counts_as_well(root):
     folder = root / "memory" / "work"
     write_group(folder.parent, memory_limit_in_bytes=NO_LIMIT, memory_usage_in_bytes=1)
     write_group(
@@ -64,6 +62,6 @@ def test_version_1_counts_as_well(root: Path) -> None:
     assert memory.memory_left() == 800
 
 
-def test_above_the_limit_there_is_nothing(root: Path) -> None:
+def test_above_the_limit_there_is_nothing(root):
     write_group(root / "work", memory_max=5000, memory_current=5100)
     assert memory.memory_left() == 0

@@ -1,27 +1,24 @@
 """metrics.parquet says what events.jsonl says, a row a step."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from nanochat_core.job import Job
 from nanochat_core.runtime.metrics import FILE, write_metrics
 from tests.support.small_job import small_job
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     return small_job(tmp_path)
 
 
-def tell(job: Job, *events: dict[str, Any]) -> None:
+def tell(job, *events):
     with job.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
 
 
-def test_a_row_a_step_and_of_steps_done_again_the_last(job: Job) -> None:
+def test_a_row_a_step_and_of_steps_done_again_the_last(job):
     pq = pytest.importorskip("pyarrow.parquet")
     tell(
         job,
@@ -47,15 +44,13 @@ def test_a_row_a_step_and_of_steps_done_again_the_last(job: Job) -> None:
     assert [p.name for p in job.directory.iterdir() if p.name.startswith(".")] == []
 
 
-def test_a_stage_without_steps_has_no_table(job: Job) -> None:
+def test_a_stage_without_steps_has_no_table(job):
     assert write_metrics(job) is None
     tell(job, {"time": 1.0, "kind": "message", "text": "hello"})
     assert write_metrics(job) is None
 
 
-def test_events_that_make_no_table_fail_nothing(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_events_that_make_no_table_fail_nothing(job, capsys):
     tell(job, {"time": 1.0, "kind": "step", "step": 1, "total": 9, "values": {"loss": "a lot"}})
     assert write_metrics(job) is None
     assert "metrics.parquet was not written" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """What is recorded of the machine that computed a result."""
 
 import platform
-from pathlib import Path
 
 import pytest
 
@@ -19,16 +18,14 @@ from nanochat_core.runtime.versions import processor_name, versions_in_use
         (None, None),  # no such file: not Linux
     ],
 )
-def test_a_processor_is_named_by_its_product_or_its_architecture(
-    tmp_path: Path, text: str | None, name: str | None
-) -> None:
+def test_a_processor_is_named_by_its_product_or_its_architecture(tmp_path, text, name):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
     assert processor_name(path) == (name or platform.machine())
 
 
-def test_every_record_names_python_and_the_processor() -> None:
+def test_every_record_names_python_and_the_processor():
     found = versions_in_use()
     assert found["python"] == platform.python_version()
     assert found["processor"] == processor_name()

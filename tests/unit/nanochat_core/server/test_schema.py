@@ -9,13 +9,13 @@ HELLO = {"role": "user", "content": "hello"}
 SURROGATE = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
 
 
-def chat(body: bytes | dict) -> ChatRequest:
+def chat(body):
     request = parse(ChatRequest, body if isinstance(body, bytes) else json.dumps(body).encode())
     check_turns([(message.role, message.content) for message in request.messages])
     return request
 
 
-def refused(body: bytes | dict) -> tuple[int, str]:
+def refused(body):
     with pytest.raises(RequestError) as caught:
         chat(body)
     assert caught.value.__cause__ is None

@@ -22,12 +22,12 @@ CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
 )
 
 
-def pieces_of(tokens) -> list[TextPiece]:
+def pieces_of(tokens):
     answer = AnswerText(TOKENIZER)
     return [*itertools.chain.from_iterable(map(answer.take, tokens)), *answer.end()]
 
 
-def shown(pieces) -> str:
+def shown(pieces):
     assert all(piece.kind == "text" for piece in pieces)
     return "".join(piece.text for piece in pieces)
 
@@ -39,7 +39,7 @@ def test_letters_of_several_tokens_come_whole():
 
 @settings(deadline=None)
 @given(st.binary())
-def test_any_bytes_are_shown_as_python_decodes_them(data: bytes):
+def test_any_bytes_are_shown_as_python_decodes_them(data):
     assert shown(pieces_of(data)) == data.decode("utf-8", "replace")
 
 
@@ -69,10 +69,10 @@ def test_a_call_that_was_cut_short_is_reported():
     assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
 
 
-def filtered(*texts: str | None) -> list[TextPiece]:
+def filtered(*texts):
     """The pieces that are shown of texts; None is a call with its result."""
     markers = MarkerFilter()
-    pieces: list[TextPiece] = []
+    pieces = []
     for text in texts:
         if text is None:
             pieces += markers.take(TextPiece(kind="tool_call", text="1+1"))
@@ -82,7 +82,7 @@ def filtered(*texts: str | None) -> list[TextPiece]:
     return [*pieces, *markers.end()]
 
 
-def joined(pieces: list[TextPiece]) -> str:
+def joined(pieces):
     return "".join(piece.text for piece in pieces if piece.kind == "text")
 
 
@@ -137,7 +137,7 @@ def test_no_text_is_lost_and_where_it_is_split_does_not_matter(texts):
 def test_text_waits_only_while_it_may_become_a_marker():
     markers = MarkerFilter()
 
-    def take(text: str) -> str:
+    def take(text):
         return joined([*markers.take(TextPiece(kind="text", text=text))])
 
     assert [take(text) for text in ("a", "\n#", "###", " ", "4", "2", "!", " 3", "\n")] == [

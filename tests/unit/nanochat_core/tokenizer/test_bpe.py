@@ -53,7 +53,7 @@ PIECES = (*TRICKY, "'s", "'D", "'m", "'T", "'ll", "'Ve", "'RE", "12345")
 
 
 @functools.cache
-def ours_and_published() -> tuple[Tokenizer, tiktoken.Encoding]:
+def ours_and_published():
     """Any two bytes of a piece make a token, so that ids show where pieces end.
 
     Pairs of high bytes come first: letters then join each other before they join an apostrophe.

@@ -73,7 +73,7 @@ def test_it_works_in_any_thread_however_small_its_stack():
         "(1+" * 30 + "1" + ")" * 30,
     ]
     given = [*deep, *(expression for kind in HOSTILE.values() for expression in kind)]
-    found: list[list[str | None]] = []
+    found = []
     old = threading.stack_size(256 << 10)
     try:
         work = [

@@ -1,24 +1,23 @@
 import pytest
 
 from nanochat_core.engine.tools.calls import ToolCalls, ToolTokens
-from nanochat_core.tokenizer.bpe import Tokenizer
 
 
 @pytest.fixture
-def tools(tokenizer: Tokenizer) -> ToolTokens:
+def tools(tokenizer):
     return ToolTokens.of(tokenizer)
 
 
-def _ids(tokenizer: Tokenizer, *pieces: str) -> list[int]:
+def _ids(tokenizer, *pieces):
     """Ids of text and of special tokens, which are given by name."""
-    ids: list[int] = []
+    ids = []
     for piece in pieces:
         is_special = piece.startswith("<|")
         ids += [tokenizer.special(piece)] if is_special else tokenizer.encode(piece)
     return ids
 
 
-def _forced(tools: ToolTokens, ids: list[int], *, room: int = 1000) -> str:
+def _forced(tools, ids, *, room=1000):
     """What a stream of tokens makes the tool insert."""
     calls = ToolCalls(tools)
     for token in ids:
