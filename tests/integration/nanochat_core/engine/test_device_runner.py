@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity, Chunk
-from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.cuda_graphs import bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
 from nanochat_core.engine.runners.prefill_attention import varlen
@@ -21,6 +20,7 @@ from tests.support.nanochat_core.engine.torch_slots import (
     prompts_of,
     read_in_pieces,
 )
+from tests.support.nanochat_core.random_gpt import capacity_of
 
 pytestmark = pytest.mark.torch
 
@@ -38,15 +38,7 @@ ALL_PARAMS = [
 def answers(kind, model, all_params):
     """Ragged prompts, scattered pages, calls of several steps, limits that are met on the way."""
     runner = kind(
-        model,
-        dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
-            page_size=PAGE,
-            num_slots=SLOTS,
-            max_len=LONGEST,
-        ),
-        stop_tokens=STOPS,
+        model, dtype=torch.float32, capacity=capacity_of(model, num_slots=SLOTS), stop_tokens=STOPS
     )
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 9, 17, 30, 3)]
@@ -86,17 +78,9 @@ def test_rows_are_filled_up_to_powers_of_two():
 
 
 def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
-    runner = DeviceRunner(
-        make_model(),
-        dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(make_model().config, num_pages=2),
-            page_size=PAGE,
-            num_slots=1,
-            max_len=LONGEST,
-        ),
-        stop_tokens=(),
-    )
+    model = make_model()
+    capacity = capacity_of(model, num_slots=1, num_pages=2)
+    runner = DeviceRunner(model, dtype=torch.float32, capacity=capacity, stop_tokens=())
 
     def needs(params):
         runner.start(0, params, key=row_key(0, 0), num_log_probs=None)
@@ -147,12 +131,7 @@ def test_kernels_compute_the_logits_of_torch_for_any_number_of_rows(
         runner = DeviceRunner(
             model,
             dtype=dtype,
-            capacity=Capacity(
-                groups=page_groups(model.config, num_pages=1 + count * PAGES),
-                page_size=PAGE,
-                num_slots=count,
-                max_len=LONGEST,
-            ),
+            capacity=capacity_of(model, num_slots=count),
             stop_tokens=STOPS,
             kernels=kernels,
         )
@@ -200,12 +179,7 @@ def test_a_kind_of_step_is_captured_once(make_model):
         model,
         graphs=True,
         dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=40),
-            page_size=PAGE,
-            num_slots=4,
-            max_len=LONGEST,
-        ),
+        capacity=capacity_of(model, num_slots=4, num_pages=40),
         stop_tokens=(),
     )
     for slot in range(4):

@@ -7,6 +7,7 @@ from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import page_bytes
 from nanochat_core.engine.native.weights import FORMS
 from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.sampling import row_key
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
@@ -14,7 +15,6 @@ from tests.support.nanochat_core.engine.native_models import (
     make_gpt,
     make_runner,
     make_tokens,
-    page_groups,
     read,
 )
 

@@ -11,16 +11,13 @@ from functools import partial
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import Request, SamplingParams
-from nanochat_core.engine.runner import Capacity, PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
-from nanochat_core.model.gpt import GPT
-from nanochat_core.scaling import numerics
 from tests.support.nanochat_core.engine.scheduler_case import Asked
+from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 pytestmark = pytest.mark.torch
 
@@ -38,26 +35,10 @@ SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "top_k": None}
 
 
 def make_model(shape):
-    """Random weights, every part of which matters."""
+    """A random model of a shape."""
     has_parts, windows, num_kv_heads = SHAPES[shape]
-    config = ModelConfig(
-        depth=3,
-        width=32,
-        num_heads=2,
-        num_kv_heads=num_kv_heads,
-        sequence_len=CONTEXT,
-        vocab_size=265,
-        windows=windows,
-        value_embeds=has_parts,
-        smear=has_parts,
-        backout=has_parts,
-    )
-    model = GPT(config, numerics("fp32"))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    return model.eval()
+    parts = dict.fromkeys(("value_embeds", "smear", "backout"), has_parts)
+    return random_gpt(*windows, seed=1, num_kv_heads=num_kv_heads, **parts)
 
 
 def prompts_of(shape, count):
@@ -151,9 +132,8 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     engine._open_runner = partial(
         StepBehind,
         dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(model.config.windows), page_size=16, num_slots=5, max_len=CONTEXT
-        ),
+        # So few pages that samples have to make room.
+        capacity=capacity_of(model, num_slots=5, page_size=16, max_len=CONTEXT, num_pages=20),
     )
     prompts = prompts_of(shape, PROMPTS)
     params = SamplingParams(temperature=1.0, top_k=20)
@@ -170,18 +150,6 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
     assert found == sampled_naively(shape, tokenizer)
     assert engine.scheduler.slots.counts.preemptions > 0
-
-
-def page_groups(windows):
-    """So few pages that samples have to make room."""
-    return tuple(
-        PageGroup(
-            window=window,
-            layers=tuple(i for i, other in enumerate(windows) if other == window),
-            num_pages=20,
-        )
-        for window in dict.fromkeys(windows)
-    )
 
 
 def ask(engine, prompt, *, seed=0, **changes):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat_core.engine.runner import Capacity, Chunk
-from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.prefill_attention import difference, find_varlen, varlen
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import model_for_depth, numerics
 from tests.support.nanochat_core.engine.torch_slots import plain_varlen
+from tests.support.nanochat_core.random_gpt import capacity_of
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -68,9 +68,7 @@ def test_where_it_cannot_run_chunks_are_read_one_by_one_and_the_reason_is_logged
 def test_operations_of_a_pass_do_not_depend_on_the_number_of_chunks(started):
     with torch.device("meta"):
         model = GPT(model_for_depth(4), numerics("bf16"))
-    capacity = Capacity(
-        groups=page_groups(model.config, num_pages=80), page_size=256, num_slots=8, max_len=2048
-    )
+    capacity = capacity_of(model, num_slots=8, page_size=256, max_len=2048, num_pages=80)
     runner = TorchRunner(model, dtype=torch.bfloat16, capacity=capacity, stop_tokens=[])
     runner._varlen = varlen  # torch's own, by its rules for meta tensors
     for slot in range(8):

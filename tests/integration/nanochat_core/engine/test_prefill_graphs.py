@@ -6,9 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nanochat_core.engine.runner import Capacity, Chunk
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import prefill_graphs
-from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.prefill_graphs import (
     PassKind,
@@ -23,6 +22,7 @@ from tests.support.nanochat_core.engine.torch_slots import (
     give_pages,
     plain_varlen,
 )
+from tests.support.nanochat_core.random_gpt import capacity_of
 
 pytestmark = pytest.mark.torch
 SLOTS = 2
@@ -31,15 +31,7 @@ PROMPT = random.Random(5).choices(range(256), k=60)
 
 def open_runner(model, **settings):
     return DeviceRunner(
-        model,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=1 + SLOTS * 16),
-            page_size=4,
-            num_slots=SLOTS,
-            max_len=LONGEST,
-        ),
-        stop_tokens=(),
-        **settings,
+        model, capacity=capacity_of(model, num_slots=SLOTS), stop_tokens=(), **settings
     )
 
 

@@ -11,8 +11,6 @@ import torch
 from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity
-from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key, sample
@@ -27,6 +25,7 @@ from tests.support.nanochat_core.engine.native_models import (
 )
 from tests.support.nanochat_core.engine.row_keys import row_keys
 from tests.support.nanochat_core.engine.torch_slots import VarlenRunner, matrices_of
+from tests.support.nanochat_core.random_gpt import capacity_of
 
 SLOTS = 5  # the last one has its pages in order, the others in any
 WHY_NOT = build.unable_here()
@@ -44,13 +43,10 @@ class Kind:
 
     def open(self, model, stops=()):
         """Return a runner whose slots have the pages of LENGTH tokens each."""
-        pages = -(-LENGTH // self.page_size)
-        groups = page_groups(model.config, num_pages=1 + SLOTS * pages)
-        capacity = Capacity(
-            groups=groups, page_size=self.page_size, num_slots=SLOTS, max_len=LENGTH
-        )
+        size = self.page_size
+        capacity = capacity_of(model, num_slots=SLOTS, page_size=size, max_len=LENGTH)
         runner = self.make(model, capacity=capacity, stop_tokens=stops)
-        for group in range(len(groups)):
+        for group in range(len(runner.groups)):
             for slot in range(SLOTS):
                 runner.set_table(group, slot, 0, self.pages_of(group, slot))
         return runner

@@ -3,39 +3,20 @@
 import pytest
 import torch
 
-from nanochat_core.engine.runner import Capacity, Chunk
-from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from nanochat_core.eras import numerics
-from nanochat_core.model.gpt import GPT
 from tests.support.nanochat_core.engine.torch_slots import expected, open_small, whole
+from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 pytestmark = pytest.mark.torch
 
 
 def test_long_prompts_are_read_in_blocks_with_the_models_logits():
-    from nanochat_core.config import ModelConfig
-
-    config = ModelConfig(
-        depth=3,
-        width=32,
-        num_heads=2,
-        num_kv_heads=2,
-        sequence_len=512,
-        vocab_size=265,
-        windows=(140, 512, 512),
-    )
-    model = GPT(config, numerics("fp32")).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
+    model, generator = random_gpt(140, 512, 512), torch.Generator().manual_seed(1)
     runner = TorchRunner(
         model,
         dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(config, num_pages=40), page_size=16, num_slots=1, max_len=512
-        ),
+        capacity=capacity_of(model, num_slots=1, page_size=16, max_len=512, num_pages=40),
         stop_tokens=[],
     )
     tokens = torch.randint(0, 256, (450,), generator=generator).tolist()

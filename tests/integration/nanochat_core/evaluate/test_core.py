@@ -172,6 +172,7 @@ sys.path.append(str(ours))
 from nanochat.core_eval import evaluate_example
 from nanochat.gpt import GPT, GPTConfig
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.random_gpt import randomise
 
 class Peer:
     def __init__(self, tokenizer):
@@ -242,6 +243,7 @@ def _peers_model(tokenizer):
     from nanochat_core.config import ModelConfig
     from nanochat_core.eras import HEAD, numerics, of_era
     from nanochat_core.model.gpt import GPT
+    from tests.support.nanochat_core.random_gpt import randomise
 
     shape = ModelConfig(
         depth=5, width=64, num_heads=4, num_kv_heads=2, sequence_len=512,
@@ -249,13 +251,11 @@ def _peers_model(tokenizer):
         value_embeds=True, smear=True, backout=True,
     )  # fmt: skip
     model = GPT(of_era(shape, HEAD, pattern="SSSL"), numerics("fp32"))
-    generator = torch.Generator().manual_seed(2)
+    randomise(model, 2, lambda name, _: 1.0 if "wte" in name else 0.3)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(std=1.0 if "wte" in name else 0.3, generator=generator)
         model.lm_head.weight[: ord("a")] *= 0.2
         model.lm_head.weight[ord("z") + 1 :] *= 0.2
-    return model.eval()
+    return model
 
 
 def test_what_is_prepared_comes_in_order_and_its_errors_come_through():

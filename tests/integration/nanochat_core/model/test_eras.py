@@ -17,6 +17,7 @@ from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import model_for_depth, num_matrix_params, num_params, run_for_depth
 from nanochat_core.scaling_january import january_model
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.random_gpt import randomise
 
 pytestmark = pytest.mark.torch
 
@@ -47,12 +48,7 @@ def config_of(era):
 
 def noisy_model(era, *, shape=None):
     """Every parameter random, so that nothing hides behind a zero projection."""
-    model = GPT(shape or config_of(era), numerics("fp32", era=era))
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    return model.eval()
+    return randomise(GPT(shape or config_of(era), numerics("fp32", era=era)), seed=2)
 
 
 def tokens_of(rows, length, seed=3):

@@ -11,6 +11,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import PackedTree, Tree, packs_of
+from tests.support.nanochat_core.random_gpt import randomise
 
 pytestmark = pytest.mark.torch
 
@@ -29,11 +30,7 @@ def make_model(era=HEAD, *, depth=3, kv_heads=2, precision="fp32"):
     if not ERAS[era].short_window:
         windows = config.windows
     model = GPT(dataclasses.replace(config, windows=windows), numerics(precision, era=era))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(std=1.0 if "wte" in name else 0.2, generator=generator)
-    return model.eval()
+    return randomise(model, 1, lambda name, _: 1.0 if "wte" in name else 0.2)
 
 
 def make_trees(seed=0):

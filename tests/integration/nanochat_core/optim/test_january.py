@@ -1,18 +1,12 @@
-"""January's Muon and clipping against plain float64 arithmetic, and against torch."""
+"""January's Newton-Schulz iteration and clipping, against torch's."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.optim.january import (
-    clip_factor,
-    newton_schulz,
-    newton_schulz_muon_,
-    squared_norm,
-)
+from nanochat_core.optim.january import clip_factor, newton_schulz, squared_norm
 from nanochat_core.scaling import run_for_depth
 from nanochat_core.scaling_january import january_run
 from nanochat_core.train.chat import scaled
@@ -20,40 +14,6 @@ from nanochat_core.train.chat import scaled
 pytestmark = pytest.mark.torch
 
 SHAPES = [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)]
-
-
-def reference(weight, grad, momentum, *, lr, mu):
-    """The weight and the momentum after one step, all float64."""
-    rows, cols = weight.shape
-    momentum = mu * momentum + (1 - mu) * grad
-    y = (1 - mu) * grad + mu * momentum
-    if rows > cols:
-        y = y.T
-    y = y / (y.norm() + 1e-7)
-    for _ in range(5):
-        gram = y @ y.T
-        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
-    if rows > cols:
-        y = y.T
-    return weight - lr * math.sqrt(max(1.0, rows / cols)) * y, momentum
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_newton_schulz_muon_is_its_formula_over_several_steps(shape):
-    generator = torch.Generator().manual_seed(shape[0])
-    weights = torch.randn(2, *shape, generator=generator)
-    momentum = torch.zeros(2, *shape)
-    expected, moved = list(weights.double()), [torch.zeros(shape).double() for _ in "ab"]
-    for step in range(5):
-        grads = torch.randn(2, *shape, generator=generator) * 10.0 ** (1 - step)
-        mu, lr = 0.85 + 0.02 * step, 0.02 * (1 + step)
-        for i in range(2):
-            expected[i], moved[i] = reference(
-                expected[i], grads[i].double(), moved[i], lr=lr, mu=mu
-            )
-        newton_schulz_muon_(weights, grads.clone(), momentum, lr=lr, mu=mu, dtype=torch.float32)
-        torch.testing.assert_close(weights.double(), torch.stack(expected), atol=2e-6, rtol=0)
-        torch.testing.assert_close(momentum.double(), torch.stack(moved), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,26 +24,6 @@ def test_newton_schulz_brings_singular_values_near_one_and_turns_nothing(shape):
     values = inside.diagonal(dim1=-2, dim2=-1)
     assert (values - 0.9).abs().max() < 0.35
     torch.testing.assert_close(inside, torch.diag_embed(values), atol=1e-5, rtol=0)
-
-
-def test_newton_schulz_muon_moves_nothing_that_has_no_gradient():
-    start = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(1))
-    weights = start.clone()
-    zeros = torch.zeros(2, 8, 4)
-    newton_schulz_muon_(weights, zeros.clone(), zeros, lr=0.02, mu=0.85, dtype=torch.float32)
-    assert torch.equal(weights, start)
-
-
-def test_newton_schulz_muon_in_bf16_steps_in_nearly_the_same_direction():
-    grads = torch.randn(3, 32, 16, generator=torch.Generator().manual_seed(4))
-    updates = []
-    for dtype in (torch.float32, torch.bfloat16):
-        weights = torch.zeros(3, 32, 16)
-        momentum = torch.zeros(3, 32, 16)
-        newton_schulz_muon_(weights, grads.clone(), momentum, lr=1.0, mu=0.9, dtype=dtype)
-        assert weights.dtype == torch.float32
-        updates.append(weights.flatten())
-    assert torch.cosine_similarity(updates[0], updates[1], dim=0) > 0.999
 
 
 @pytest.mark.parametrize("size", [0.01, 3.0])

@@ -1,4 +1,4 @@
-"""Muon and AdamW against plain float64 arithmetic, written out line by line."""
+"""Both Muons and AdamW against plain float64 arithmetic, written out line by line."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 from nanochat_core.optim import adamw, muon
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.groups import adamw_groups
+from nanochat_core.optim.january import newton_schulz_muon_
 from nanochat_core.optim.muon import muon_, second_moment_shape
 from nanochat_core.scaling import run_for_depth
 
@@ -59,36 +60,70 @@ def reference_muon(weight, grad, state, lr, mu, decay):
     return weight - eta * y - eta * decay * weight * (y * weight >= 0)
 
 
+def reference_newton_schulz(weight, grad, state, lr, mu, decay):
+    rows, cols = weight.shape
+    state["m"] = mu * state["m"] + (1 - mu) * grad
+    y = (1 - mu) * grad + mu * state["m"]
+    if rows > cols:
+        y = y.T
+    y = y / (y.norm() + 1e-7)
+    for _ in range(5):
+        gram = y @ y.T
+        y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
+    if rows > cols:
+        y = y.T
+    return weight - lr * math.sqrt(max(1.0, rows / cols)) * y
+
+
+class Polar:
+    """Today's Muon on stacks of matrices, all of whose state is zero at first."""
+
+    reference = staticmethod(reference_muon)
+
+    def __init__(self, *shape):
+        self.momentum = torch.zeros(shape)
+        self.second_moment = torch.zeros(shape[0], *second_moment_shape(*shape[1:]))
+
+    def step(self, weights, grads, *, lr=0.02, mu=0.85, decay=0.1, dtype=torch.float32):
+        state = (self.momentum, self.second_moment)
+        muon_(weights, grads.clone(), *state, lr=lr, mu=mu, weight_decay=decay, dtype=dtype)
+
+
+class NewtonSchulz(Polar):
+    """January's, which decays nothing."""
+
+    reference = staticmethod(reference_newton_schulz)
+
+    def step(self, weights, grads, *, lr=0.02, mu=0.85, decay=0.0, dtype=torch.float32):
+        newton_schulz_muon_(weights, grads.clone(), self.momentum, lr=lr, mu=mu, dtype=dtype)
+
+
+every_muon = pytest.mark.parametrize("kind", [Polar, NewtonSchulz])
+
+
+@every_muon
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)])
 @pytest.mark.usefixtures("scalars")
-def test_muon_is_its_formula_over_several_steps(shape):
+def test_muon_is_its_formula_over_several_steps(kind, shape):
     generator = torch.Generator().manual_seed(shape[0])
-    weights = torch.randn(2, *shape, generator=generator)
+    weights, rule = torch.randn(2, *shape, generator=generator), kind(2, *shape)
     expected = [w.double() for w in weights]
-    factored = second_moment_shape(*shape)
-    states = [{"m": torch.zeros(shape).double(), "s": torch.zeros(factored).double()} for _ in "ab"]
-    momentum, second_moment = torch.zeros(2, *shape), torch.zeros(2, *factored)
-    for step in range(4):
+    zeros = (torch.zeros(shape), torch.zeros(second_moment_shape(*shape)))
+    states = [dict(zip("ms", (z.double() for z in zeros), strict=True)) for _ in weights]
+    for step in range(5):
         grads = torch.randn(2, *shape, generator=generator) * 10.0 ** (1 - step)
         mu, decay, lr = 0.85 + 0.02 * step, 0.5 - 0.1 * step, 0.02 * (1 + step)
         expected = [
-            reference_muon(w, g.double(), s, lr, mu, decay)
+            kind.reference(w, g.double(), s, lr, mu, decay)
             for w, g, s in zip(expected, grads, states, strict=True)
         ]
-        muon_(
-            weights,
-            grads.clone(),
-            momentum,
-            second_moment,
-            lr=lr,
-            mu=mu,
-            weight_decay=decay,
-            dtype=torch.float32,
-        )
+        rule.step(weights, grads, lr=lr, mu=mu, decay=decay)
         torch.testing.assert_close(weights.double(), torch.stack(expected), atol=2e-6, rtol=0)
-    torch.testing.assert_close(
-        second_moment.double(), torch.stack([s["s"] for s in states]), atol=1e-6, rtol=1e-5
-    )
+    wanted = torch.stack([s["m"] for s in states])
+    torch.testing.assert_close(rule.momentum.double(), wanted, atol=2e-6, rtol=0)
+    if kind is Polar:
+        wanted = torch.stack([s["s"] for s in states])
+        torch.testing.assert_close(rule.second_moment.double(), wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_muon_keeps_variance_per_output_except_for_wide_matrices():
@@ -97,63 +132,35 @@ def test_muon_keeps_variance_per_output_except_for_wide_matrices():
     assert second_moment_shape(16, 48) == (1, 48)
 
 
-def test_muon_leaves_a_matrix_without_gradient_where_it_is():
-    weights = torch.zeros(2, 8, 4)
-    muon_(
-        weights,
-        torch.zeros(2, 8, 4),
-        torch.zeros(2, 8, 4),
-        torch.zeros(2, 8, 1),
-        lr=0.02,
-        mu=0.85,
-        weight_decay=0.1,
-        dtype=torch.float32,
-    )
-    assert torch.equal(weights, torch.zeros(2, 8, 4))
+@every_muon
+@pytest.mark.parametrize(("factor", "decay"), [(0.0, 0.1), (1.0, 0.0)])
+def test_muon_leaves_a_matrix_without_gradient_where_it_is(kind, factor, decay):
+    start = factor * torch.arange(64.0).view(2, 8, 4)
+    weights = start.clone()
+    kind(2, 8, 4).step(weights, torch.zeros(2, 8, 4), decay=decay)
+    assert torch.equal(weights, start)
 
 
 def test_muon_decays_only_weights_that_the_update_pulls_towards_zero():
-    generator = torch.Generator().manual_seed(3)
-    start, grads = torch.randn(2, 1, 8, 8, generator=generator)
+    start, grads = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(3))
     moved = {}
     for decay in (0.0, 1.0):
-        weights = start.clone()
-        muon_(
-            weights,
-            grads.clone(),
-            torch.zeros(1, 8, 8),
-            torch.zeros(1, 8, 1),
-            lr=0.1,
-            mu=0.9,
-            weight_decay=decay,
-            dtype=torch.float32,
-        )
-        moved[decay] = weights
+        moved[decay] = start.clone()
+        Polar(1, 8, 8).step(moved[decay], grads, lr=0.1, mu=0.9, decay=decay)
     update = start - moved[0.0]  # in the update's own direction
-    decayed = moved[0.0] - moved[1.0]
     pulled = update * start >= 0
     assert 0 < int(pulled.sum()) < pulled.numel()
+    decayed = moved[0.0] - moved[1.0]
     torch.testing.assert_close(decayed, torch.where(pulled, 0.1 * start, 0.0))
 
 
-def test_muon_in_bf16_steps_in_nearly_the_same_direction():
-    generator = torch.Generator().manual_seed(4)
-    grads = torch.randn(3, 32, 16, generator=generator)
-    updates = []
-    for dtype in (torch.float32, torch.bfloat16):
-        weights = torch.zeros(3, 32, 16)
-        muon_(
-            weights,
-            grads.clone(),
-            torch.zeros(3, 32, 16),
-            torch.zeros(3, 32, 1),
-            lr=1.0,
-            mu=0.9,
-            weight_decay=0.0,
-            dtype=dtype,
-        )
-        updates.append(weights.flatten())
-    assert torch.cosine_similarity(updates[0], updates[1], dim=0) > 0.999
+@every_muon
+def test_muon_in_bf16_steps_in_nearly_the_same_direction(kind):
+    grads = torch.randn(3, 32, 16, generator=torch.Generator().manual_seed(4))
+    updates = torch.zeros(2, 3, 32, 16)
+    for weights, dtype in zip(updates, (torch.float32, torch.bfloat16), strict=True):
+        kind(3, 32, 16).step(weights, grads, lr=1.0, mu=0.9, decay=0.0, dtype=dtype)
+    assert torch.cosine_similarity(*updates.flatten(1), dim=0) > 0.999
 
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])

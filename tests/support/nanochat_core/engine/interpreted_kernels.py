@@ -12,19 +12,17 @@ import pytest
 import torch
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity, Chunk
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import decode_kernels
-from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.decode_kernels import Target, run
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
 from nanochat_core.model.gpt import GPT
-from nanochat_core.scaling import numerics
 from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
+from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 __all__ = ["make_model", "tokenizer"]
 # Of numpy, in masked lanes.
@@ -49,18 +47,9 @@ def _products_of_bf16(monkeypatch):
     monkeypatch.setattr(builder, "create_dot", create_dot)
 
 
-def make_random(seed: int = 0, **changes) -> GPT:
+def make_random(seed: int = 0, windows: tuple[int, ...] = (6, 64), **changes) -> GPT:
     """A model of two layers, with weights so large that every part matters."""
-    shape = {"windows": (6, 64), "num_kv_heads": 2, "vocab_size": 265} | changes
-    config = ModelConfig(
-        depth=len(shape["windows"]), width=32, num_heads=2, sequence_len=64, **shape
-    )
-    model = GPT(config, numerics("fp32"))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    return model.eval()
+    return random_gpt(*windows, seed=seed, **{"sequence_len": 64, **changes})
 
 
 def open_runner(
@@ -70,12 +59,7 @@ def open_runner(
     runner = DeviceRunner(
         model,
         dtype=dtype,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
-            page_size=PAGE,
-            num_slots=SLOTS,
-            max_len=LONGEST,
-        ),
+        capacity=capacity_of(model, num_slots=SLOTS, page_size=PAGE),
         stop_tokens=range(0, 256, 16),
         kernels=kernels,
     )
@@ -186,12 +170,7 @@ def test_greedy_answers_of_an_engine_are_the_naive_ones(tokenizer):
     engine._open_runner = partial(
         DeviceRunner,
         dtype=torch.float32,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=24),
-            page_size=PAGE,
-            num_slots=3,
-            max_len=LONGEST,
-        ),
+        capacity=capacity_of(model, num_slots=3, page_size=PAGE, num_pages=24),
         kernels=True,
     )
     rng = random.Random(2)

@@ -10,9 +10,10 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
-from nanochat_core.engine.runner import Capacity, Chunk, PageGroup
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.eras import HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
+from tests.support.nanochat_core.random_gpt import capacity_of, randomise
 
 VOCAB = 100
 LENGTH = 96
@@ -35,24 +36,7 @@ def make_gpt(shape: Mapping[str, Any] = {}, *, era: str = HEAD, seed: int = 0) -
         short = [21 if layer % 2 == 0 else LENGTH for layer in range(config.depth - 1)]
         config = dataclasses.replace(config, windows=shape.get("windows", (*short, LENGTH)))
     model = GPT(config, numerics("fp32", era=era))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            std = 1.5 * parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
-            parameter.normal_(std=std, generator=generator)
-    return model.eval()
-
-
-def page_groups(config: ModelConfig, *, num_pages: int) -> list[PageGroup]:
-    """A group for each window."""
-    return [
-        PageGroup(
-            window=window,
-            layers=tuple(i for i, w in enumerate(config.windows) if w == window),
-            num_pages=num_pages,
-        )
-        for window in dict.fromkeys(config.windows)
-    ]
+    return randomise(model, seed, lambda _, p: 1.5 * p.shape[-1] ** -0.5 if p.ndim > 1 else 0.5)
 
 
 def make_runner(
@@ -68,12 +52,7 @@ def make_runner(
     runner = NativeRunner(
         model,
         precision=precision,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=1 + num_slots * pages),
-            page_size=PAGE_SIZE,
-            num_slots=num_slots,
-            max_len=LENGTH,
-        ),
+        capacity=capacity_of(model, num_slots=num_slots, page_size=PAGE_SIZE, max_len=LENGTH),
         stop_tokens=stop_tokens,
         num_threads=num_threads,
     )

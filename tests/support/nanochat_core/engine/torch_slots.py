@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity, Chunk
-from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
+from tests.support.nanochat_core.random_gpt import capacity_of
 
 PAGE, PAGES, LONGEST = 4, 16, 64
 STOP = 256
@@ -23,15 +23,7 @@ def open_small(
 ) -> TorchRunner:
     """Pages of 4 tokens, enough for every slot; slot s begins with pages 16 s + 1 onwards."""
     return TorchRunner(
-        model,
-        dtype=dtype,
-        capacity=Capacity(
-            groups=page_groups(model.config, num_pages=1 + num_slots * PAGES),
-            page_size=PAGE,
-            num_slots=num_slots,
-            max_len=LONGEST,
-        ),
-        stop_tokens=[STOP],
+        model, dtype=dtype, capacity=capacity_of(model, num_slots=num_slots), stop_tokens=[STOP]
     )
 
 

@@ -25,27 +25,9 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def model(tokenizer):
     """A random model."""
-    import torch
+    from tests.support.nanochat_core.random_gpt import random_gpt  # torch is loaded here
 
-    from nanochat_core.config import ModelConfig
-    from nanochat_core.model.gpt import GPT
-    from nanochat_core.scaling import numerics
-
-    config = ModelConfig(
-        depth=2,
-        width=32,
-        num_heads=2,
-        num_kv_heads=1,
-        sequence_len=256,
-        vocab_size=tokenizer.vocab_size,
-        windows=(16, 256),
-    )
-    model = GPT(config, numerics("fp32"))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    return model.eval()
+    return random_gpt(16, 256, num_kv_heads=1, vocab_size=tokenizer.vocab_size)
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from tests.support.nanochat_core.random_gpt import randomise
 
 SHAPE = ModelConfig(
     depth=4,
@@ -31,12 +30,7 @@ def a_tokenizer() -> Tokenizer:
 
 def a_model(era: str, *, precision: str = "fp32") -> GPT:
     config = of_era(SHAPE, era, pattern="L" if ERAS[era].short_window is None else "SL")
-    model = GPT(config, numerics(precision, era=era))
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return randomise(GPT(config, numerics(precision, era=era)), seed=7)
 
 
 class Bomb:

@@ -12,6 +12,7 @@ import torch
 from nanochat_core.model import attention, qk_kernel
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import run_for_depth
+from tests.support.nanochat_core.random_gpt import randomise
 
 CPU = torch.device("cpu")
 
@@ -40,12 +41,8 @@ def test_in_bf16_its_error_is_that_of_rounding() -> None:
 
 def test_a_model_trains_with_it_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_for_depth(2, precision="fp32", sequence_len=16, vocab_size=265)
-    model = GPT(run.model, run.numerics)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.1, generator=generator)
-    tokens = torch.randint(265, (2, 12), generator=generator)
+    model = randomise(GPT(run.model, run.numerics), 1, 0.1).train()
+    tokens = torch.randint(265, (2, 12), generator=torch.Generator().manual_seed(1))
     calls = []
 
     def kernel(*args):

@@ -36,28 +36,11 @@ def client(live: Live, openai: ModuleType) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of two layers and a long context, on disk."""
-    import torch
+    from nanochat_core.model.checkpoint import save_model  # torch is loaded here
+    from tests.support.nanochat_core.random_gpt import random_gpt
 
-    from nanochat_core.config import ModelConfig
-    from nanochat_core.model.checkpoint import save_model
-    from nanochat_core.model.gpt import GPT
-    from nanochat_core.scaling import numerics
-
-    config = ModelConfig(
-        depth=2,
-        width=32,
-        num_heads=2,
-        num_kv_heads=2,
-        sequence_len=4096,
-        vocab_size=265,
-        windows=(64, 4096),
-    )
-    model = GPT(config, numerics("fp32"))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-        model.lm_head.weight[256:] = 0.0  # special tokens are unlikely: answers are long
+    model = random_gpt(64, 4096)
+    model.lm_head.weight.data[256:] = 0.0  # special tokens are unlikely: answers are long
     directory = tmp_path_factory.mktemp("models") / "my_model"
     (directory / "tokenizer").mkdir(parents=True)
     TOKENIZER.save(directory / "tokenizer")

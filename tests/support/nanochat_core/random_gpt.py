@@ -1,0 +1,46 @@
+"""Small models whose every weight is random, so that each part of them matters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.runner import Capacity
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.model.gpt import GPT
+from nanochat_core.scaling import numerics
+
+
+def random_gpt(*windows: int, seed: int = 0, std: float = 0.3, **shape: Any) -> GPT:
+    """Make a model of a layer for each window: width 32, two heads, a byte tokenizer's vocabulary,
+    and a context as long as the last window, unless the shape says otherwise."""
+    least = {"width": 32, "num_heads": 2, "num_kv_heads": 2, "vocab_size": 265}
+    fields = {"depth": len(windows), "sequence_len": windows[-1], **least, **shape}
+    return randomise(GPT(ModelConfig(windows=windows, **fields), numerics("fp32")), seed, std)
+
+
+def randomise(
+    model: GPT, seed: int = 0, std: float | Callable[[str, torch.nn.Parameter], float] = 0.3
+) -> GPT:
+    """Draw all weights from a normal distribution; `std` may depend on name and parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            own = std(name, parameter) if callable(std) else std
+            parameter.normal_(std=own, generator=generator)
+    return model.eval()
+
+
+def capacity_of(
+    model: GPT,
+    *,
+    num_slots: int,
+    page_size: int = 4,
+    max_len: int = 64,
+    num_pages: int | None = None,
+) -> Capacity:
+    """Return a runner's capacity; by default every slot can have the pages of `max_len` tokens."""
+    num_pages = num_pages or 1 + num_slots * -(-max_len // page_size)
+    groups = page_groups(model.config, num_pages=num_pages)
+    return Capacity(groups=groups, page_size=page_size, num_slots=num_slots, max_len=max_len)
