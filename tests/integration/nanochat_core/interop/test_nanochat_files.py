@@ -33,45 +33,61 @@ CPU = torch.device("cpu")
 ALIKE = {"2026-01-17", "2026-03-02"}  # eras whose checkpoints look the same
 
 
-def config_of(model, **changes):
-    config = {
-        "sequence_len": model.config.sequence_len,
-        "vocab_size": model.config.vocab_size,
-        "n_layer": model.config.depth,
-        "n_head": model.config.num_heads,
-        "n_kv_head": model.config.num_kv_heads,
-        "n_embd": model.config.width,
-    }
-    if model.config.residual_scalars:
-        config["window_pattern"] = "SL"
-    return {**config, **changes}
-
-
-def save(directory, tensors, config, *, step=12):
-    """A checkpoint as nanochat writes it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    torch.save(tensors, directory / f"model_{step:06d}.pt")
-    meta = {"step": step, "val_bpb": 0.9, "model_config": config, "user_config": {}}
-    (directory / f"meta_{step:06d}.json").write_text(json.dumps(meta))
-    return directory
+LAST = "2026-03-14"
 
 
 def weights_of(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def save(directory, model, weights=None, *, step=12, **changes):
+    """Write a checkpoint as nanochat does, with other weights and settings if they are given."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save(weights or weights_of(model), directory / f"model_{step:06d}.pt")
+    shape = model.config
+    config = {"sequence_len": shape.sequence_len, "vocab_size": shape.vocab_size}
+    config |= {"n_layer": shape.depth, "n_head": shape.num_heads}
+    config |= {"n_kv_head": shape.num_kv_heads, "n_embd": shape.width}
+    if shape.residual_scalars:
+        config["window_pattern"] = "SL"
+    meta = {"step": step, "val_bpb": 0.9, "model_config": config | changes, "user_config": {}}
+    (directory / f"meta_{step:06d}.json").write_text(json.dumps(meta))
+    return directory
+
+
+def read(directory, era):
+    return read_checkpoint(directory, era=era if era in ALIKE else None)
+
+
+def write(directory, found):
+    directory.mkdir()
+    write_model(directory, found, a_tokenizer())
+    return load_model(directory, CPU)
+
+
+def refused(directory, message, weights=None, *, era=LAST, **changes):
+    """Assert that a checkpoint is refused; returns the error. `weights`: what changes them."""
+    model = a_model(era)
+    save(directory, model, weights and weights(weights_of(model)), **changes)
+    return unreadable(directory, message)
+
+
+def unreadable(directory, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        read_checkpoint(directory)
+    return caught.value
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("era", ERAS)
 def test_a_checkpoint_of_every_era_comes_in_with_its_logits(tmp_path, era, precision):
     model = a_model(era, precision=precision)
-    save(tmp_path / "in", weights_of(model), config_of(model))
-    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
+    found = read(save(tmp_path / "in", model), era)
     assert (found.era, found.step, found.config) == (era, 12, model.config)
-    (tmp_path / "out").mkdir()
-    write_model(tmp_path / "out", found, a_tokenizer())
+    read_back = write(tmp_path / "out", found)
     tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected, got = model(tokens), load_model(tmp_path / "out", CPU)(tokens)
+        expected, got = model(tokens), read_back(tokens)
     assert expected.std() > 0.5
     assert torch.equal(got, expected)
     assert Tokenizer.load(tmp_path / "out" / "tokenizer").digest() == a_tokenizer().digest()
@@ -79,10 +95,8 @@ def test_a_checkpoint_of_every_era_comes_in_with_its_logits(tmp_path, era, preci
 
 def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path):
     """Windows, grouped heads, value embeddings, smear and backout: nothing of ours but the file."""
-    model = a_model("2026-03-14")
-    save(tmp_path / "in", weights_of(model), config_of(model))
-    (tmp_path / "out").mkdir()
-    write_model(tmp_path / "out", read_checkpoint(tmp_path / "in"), a_tokenizer())
+    model = a_model(LAST)
+    read_back = write(tmp_path / "out", read_checkpoint(save(tmp_path / "in", model)))
     tokens = torch.randint(300, (2, 250), generator=torch.Generator().manual_seed(1))
     weights = {name: tensor.double() for name, tensor in weights_of(model).items()}
     shape = Shape(
@@ -91,7 +105,7 @@ def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path):
     recipe = Recipe(num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1)
     expected = forward(weights, tokens, shape, recipe)
     with torch.no_grad():
-        got = load_model(tmp_path / "out", CPU)(tokens).double()
+        got = read_back(tokens).double()
     assert expected.std() > 0.5
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)  # fp32 beside fp64
     wide = dataclasses.replace(shape, windows=(256,) * 4)  # control: the windows are seen
@@ -102,11 +116,8 @@ def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path):
 def test_what_came_in_goes_out_to_the_bit(tmp_path, era):
     model = a_model(era, precision="bf16")
     before = weights_of(model)
-    save(tmp_path / "in", before, config_of(model))
-    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
-    (tmp_path / "ours").mkdir()
-    write_model(tmp_path / "ours", found, a_tokenizer())
-    read_back = load_model(tmp_path / "ours", CPU)
+    found = read(save(tmp_path / "in", model), era)
+    read_back = write(tmp_path / "ours", found)
     commit = write_checkpoint(tmp_path / "out", read_back, a_tokenizer(), step=12, extra={})
     assert ERAS[era].commit is None or commit == ERAS[era].commit
     after = torch.load(tmp_path / "out" / "model_000012.pt", weights_only=True)
@@ -114,24 +125,23 @@ def test_what_came_in_goes_out_to_the_bit(tmp_path, era):
     for name, tensor in before.items():
         assert after[name].dtype == tensor.dtype
         assert torch.equal(after[name], tensor), name
-    again = read_checkpoint(tmp_path / "out", era=era if era in ALIKE else None)
+    again = read(tmp_path / "out", era)
     assert (again.era, again.config, again.numerics) == (era, found.config, found.numerics)
     tokenizer = find_tokenizer(tmp_path / "out")
-    assert tokenizer is not None
     assert read_checkpoint_tokenizer(tokenizer, again.config).digest() == a_tokenizer().digest()
 
 
 def test_names_of_a_compiled_model_are_read_too(tmp_path):
-    model = a_model("2026-03-14")
+    model = a_model(LAST)
     weights = {f"_orig_mod.{name}": tensor for name, tensor in weights_of(model).items()}
-    save(tmp_path, weights, config_of(model))
+    save(tmp_path, model, weights)
     assert read_checkpoint(tmp_path).weights.keys() == model.state_dict().keys()
 
 
 def test_the_last_step_is_taken_unless_one_is_named(tmp_path):
-    model = a_model("2026-03-14")
+    model = a_model(LAST)
     for step in (5, 1000000, 20):
-        save(tmp_path, weights_of(model), config_of(model), step=step)
+        save(tmp_path, model, step=step)
     assert read_checkpoint(tmp_path).step == 1000000
     assert read_checkpoint(tmp_path, step=5).step == 5
     with pytest.raises(ModelError, match="no checkpoint of step 6") as caught:
@@ -140,8 +150,7 @@ def test_the_last_step_is_taken_unless_one_is_named(tmp_path):
 
 
 def test_two_eras_that_look_alike_are_asked_for(tmp_path):
-    model = a_model("2026-03-02")
-    save(tmp_path, weights_of(model), config_of(model))
+    save(tmp_path, a_model("2026-03-02"))
     with pytest.raises(ConfigError, match=r"softcap 15.*softcap 20"):
         read_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="not of era 2026-03-14"):
@@ -151,19 +160,14 @@ def test_two_eras_that_look_alike_are_asked_for(tmp_path):
 
 
 def test_bigram_embeddings_are_refused_by_name(tmp_path):
-    model = a_model("2026-01-17")
-    weights = {**weights_of(model), "bigram_embed.weight": torch.zeros(8, 64)}
-    save(tmp_path, weights, config_of(model))
-    with pytest.raises(ModelError, match="bigram embeddings"):
-        read_checkpoint(tmp_path)
+    more = {"bigram_embed.weight": torch.zeros(8, 64)}
+    refused(tmp_path, "bigram embeddings", lambda weights: weights | more, era="2026-01-17")
 
 
 def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path):
-    model = a_model("2026-03-14")
-    save(tmp_path, {**weights_of(model), "x": Bomb(tmp_path / "ran")}, config_of(model))
-    with pytest.raises(ModelError, match="is not a checkpoint") as caught:
-        read_checkpoint(tmp_path)
-    assert "nothing of it was executed" in str(caught.value.hint)
+    more = {"x": Bomb(tmp_path / "ran")}
+    error = refused(tmp_path, "is not a checkpoint", lambda weights: weights | more)
+    assert "nothing of it was executed" in str(error.hint)
     assert not (tmp_path / "ran").exists()
 
 
@@ -204,46 +208,33 @@ def damaged(weights, name, how):
 )
 @pytest.mark.parametrize("name", ["transformer.h.2.mlp.c_fc.weight", "lm_head.weight"])
 def test_a_damaged_tensor_is_named(tmp_path, name, how, message):
-    model = a_model("2026-03-14")
-    save(tmp_path, damaged(weights_of(model), name, how), config_of(model))
-    with pytest.raises(ModelError, match=message) as caught:
-        read_checkpoint(tmp_path)
-    assert name in str(caught.value)
+    assert name in str(refused(tmp_path, message, lambda weights: damaged(weights, name, how)))
 
 
 @pytest.mark.parametrize("shape", [(), (12,), (2, 12, 1)])
 def test_a_gate_that_is_no_matrix_is_of_no_era(tmp_path, shape):
-    model = a_model("2026-03-14")
-    name = "transformer.h.1.attn.ve_gate.weight"
-    save(tmp_path, {**weights_of(model), name: torch.ones(shape)}, config_of(model))
-    with pytest.raises(ModelError, match="of no era of nanochat"):
-        read_checkpoint(tmp_path)
+    gate = {"transformer.h.1.attn.ve_gate.weight": torch.ones(shape)}
+    refused(tmp_path, "of no era of nanochat", lambda weights: weights | gate)
 
 
 def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path):
-    model = a_model("2026-03-14", precision="bf16")
+    model = a_model(LAST, precision="bf16")
     weights = weights_of(model)
     weights["value_embeds.1.weight"] = weights["value_embeds.1.weight"].float()
-    save(tmp_path, weights, config_of(model))
-    with pytest.raises(ModelError, match=r"value_embeds\.1\.weight is fp32 beside bf16"):
-        read_checkpoint(tmp_path)
+    unreadable(save(tmp_path, model, weights), r"value_embeds\.1\.weight is fp32 beside bf16")
 
 
 def test_matrices_in_bf16_come_in_with_their_values(tmp_path):
-    model = a_model("2026-03-14", precision="bf16")
+    model = a_model(LAST, precision="bf16")
     weights = {name: tensor.bfloat16() for name, tensor in weights_of(model).items()}
-    save(tmp_path / "in", weights, config_of(model))
-    (tmp_path / "out").mkdir()
-    write_model(tmp_path / "out", read_checkpoint(tmp_path / "in"), a_tokenizer())
-    state = load_model(tmp_path / "out", CPU).state_dict()
+    found = read_checkpoint(save(tmp_path / "in", model, weights))
+    state = write(tmp_path / "out", found).state_dict()
     assert all(torch.equal(state[name].bfloat16(), tensor) for name, tensor in weights.items())
 
 
 def test_a_foreign_tensor_is_named(tmp_path):
-    model = a_model("2026-03-14")
-    save(tmp_path, {**weights_of(model), "adapter.weight": torch.ones(2)}, config_of(model))
-    with pytest.raises(ModelError, match=r"adapter\.weight is not part"):
-        read_checkpoint(tmp_path)
+    more = {"adapter.weight": torch.ones(2)}
+    refused(tmp_path, r"adapter\.weight is not part", lambda weights: weights | more)
 
 
 @pytest.mark.parametrize(
@@ -268,69 +259,49 @@ def test_a_foreign_tensor_is_named(tmp_path):
     ],
 )
 def test_a_config_that_lies_is_caught(tmp_path, changes, message):
-    model = a_model("2026-03-14")
-    save(tmp_path, weights_of(model), config_of(model, **changes))
-    with pytest.raises(ModelError, match=message) as caught:
-        read_checkpoint(tmp_path)
-    assert len(str(caught.value)) < 500
+    assert len(str(refused(tmp_path, message, **changes))) < 500
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.9999])
 def test_a_truncated_archive_is_refused(tmp_path, share):
-    model = a_model("2026-03-14")
-    save(tmp_path, weights_of(model), config_of(model))
-    path = tmp_path / "model_000012.pt"
+    path = save(tmp_path, a_model(LAST)) / "model_000012.pt"
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(ModelError, match="is not a checkpoint"):
-        read_checkpoint(tmp_path)
+    unreadable(tmp_path, "is not a checkpoint")
 
 
 def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
-    model = a_model("2026-03-14")
-    save(tmp_path, weights_of(model), config_of(model))
+    save(tmp_path, a_model(LAST))
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     for name in ("model_000012.pt", "tokenizer.pkl"):
         (tmp_path / name).write_text(pointer)
-    for read in (
-        lambda: read_checkpoint(tmp_path),
-        lambda: read_tokenizer(tmp_path / "tokenizer.pkl"),
-    ):
+    for call, path in ((read_checkpoint, tmp_path), (read_tokenizer, tmp_path / "tokenizer.pkl")):
         with pytest.raises(ModelError, match="is a pointer of Git LFS") as error:
-            read()
+            call(path)
         assert error.value.hint == "get the file: git lfs pull"
 
 
 def test_an_archive_that_was_compressed_is_refused(tmp_path):
-    model = a_model("2026-03-14")
-    save(tmp_path, weights_of(model), config_of(model))
-    path = tmp_path / "model_000012.pt"
+    path = save(tmp_path, a_model(LAST)) / "model_000012.pt"
     with zipfile.ZipFile(path) as archive:
         parts = {entry: archive.read(entry) for entry in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
-    with pytest.raises(ModelError, match="compressed"):
-        read_checkpoint(tmp_path)
+    unreadable(tmp_path, "compressed")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model_config": 3}', "[" * 100_000])
 def test_a_meta_file_that_describes_nothing_is_refused(tmp_path, text):
-    model = a_model("2026-03-14")
-    save(tmp_path, weights_of(model), config_of(model))
-    (tmp_path / "meta_000012.json").write_text(text)
-    with pytest.raises(ModelError, match="does not describe a model"):
-        read_checkpoint(tmp_path)
+    (save(tmp_path, a_model(LAST)) / "meta_000012.json").write_text(text)
+    unreadable(tmp_path, "does not describe a model")
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(ModelError, match=r"has no model_\*\.pt"):
-        read_checkpoint(tmp_path)
-    with pytest.raises(ModelError, match="no such file"):
-        read_checkpoint(tmp_path / "nowhere")
+    unreadable(tmp_path, r"has no model_\*\.pt")
+    unreadable(tmp_path / "nowhere", "no such file")
     (tmp_path / "model_000001.pt").write_bytes(b"x")
-    with pytest.raises(ModelError, match=r"meta_000001\.json cannot be read"):
-        read_checkpoint(tmp_path)
+    unreadable(tmp_path, r"meta_000001\.json cannot be read")
 
 
 def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path):
@@ -346,7 +317,7 @@ def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path):
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
-    model = a_model("2026-03-14")
+    model = a_model(LAST)
     other = ModelConfig(**{**vars(model.config), "vocab_size": 301})
     with pytest.raises(ModelError, match="the tokenizer has 300 tokens, the model has 301"):
         read_checkpoint_tokenizer(tmp_path / "tokenizer.pkl", other)

@@ -261,26 +261,12 @@ def is_plain(text):
     return not any(name in text for name in SPECIAL_TOKENS)
 
 
+PIECES = ["self.", "12", "345", "'ll", "é", "数", "=="]
 TEXTS = st.one_of(
     st.text(alphabet=st.characters(exclude_categories=["Cs"])),
     st.text(alphabet="abcdefgh theron'sdmtlve 0123456789.,!?\n\r\t-_()=\"", max_size=200),
     st.lists(
-        st.sampled_from(
-            [
-                "def ",
-                "return",
-                "  ",
-                "\n\n",
-                "    if ",
-                "self.",
-                "12",
-                "345",
-                "'ll",
-                "é",
-                "数",
-                "==",
-            ]
-        ),
+        st.sampled_from(["def ", "return", "  ", "\n\n", "    if ", *PIECES]),
         max_size=40,
     ).map("".join),
 ).filter(is_plain)
@@ -300,10 +286,8 @@ def test_special_tokens_are_single_ids(fast):
     for name in SPECIAL_TOKENS:
         assert fast.convert_tokens_to_ids(name) == tokenizer.special(name)
         assert fast(name)["input_ids"] == [tokenizer.special(name)]
-    assert (fast.bos_token_id, fast.eos_token_id) == (
-        tokenizer.bos,
-        tokenizer.special("<|assistant_end|>"),
-    )
+    ends = (tokenizer.bos, tokenizer.special("<|assistant_end|>"))
+    assert (fast.bos_token_id, fast.eos_token_id) == ends
 
 
 CONVERSATIONS = [

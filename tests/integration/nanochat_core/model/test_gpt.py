@@ -9,9 +9,7 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
-from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.distributed import ALONE
-from nanochat_core.scaling import numerics, run_for_depth
+from nanochat_core.scaling import numerics
 
 pytestmark = pytest.mark.torch
 
@@ -168,22 +166,6 @@ def test_a_query_sees_itself_and_window_keys_before_it(window):
     changed[0, 4] = (changed[0, 4] + 1) % CONFIG.vocab_size
     moved = (model(tokens) != model(changed)).any(dim=-1)[0]
     assert moved.nonzero().flatten().tolist() == list(range(4, 4 + window + 1))
-
-
-def test_a_model_overfits_one_batch():
-    config = dataclasses.replace(CONFIG, depth=3, windows=(8, 8, 32))
-    model = GPT(config, FP32)
-    model.init_weights(7)
-    optimizer = Optimizer(model, run_for_depth(12).optimizer, precision="fp32", world=ALONE)
-    tokens = tokens_of(4, 33)
-    losses = []
-    for _ in range(60):
-        loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean()
-        loss.backward()
-        optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(100), abs=0.05)
-    assert losses[-1] < 0.2
 
 
 def test_initial_weights_follow_the_recipe():

@@ -33,16 +33,6 @@ def _paid(monkeypatch):
     monkeypatch.setattr(generate, "are_correct", are_even)
 
 
-def test_ranks_share_a_steps_questions_and_an_epoch_asks_each_once():
-    config = open_profile("tiny").run.rl
-    whole = question_ids(3, 100, config, 7, ALONE)
-    shares = [question_ids(3, 100, config, 7, world) for world in worlds(4)]
-    assert sorted(whole) == sorted(i for share in shares for i in share)
-    steps = 100 // config.examples_per_step
-    seen = [i for step in range(steps) for i in question_ids(step, 100, config, 7, ALONE)]
-    assert len(set(seen)) == len(seen)
-
-
 def worlds(size):
     return [World(rank=r, local_rank=r, size=size) for r in range(size)]
 
