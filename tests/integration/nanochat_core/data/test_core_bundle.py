@@ -293,9 +293,9 @@ def test_the_stage_downloads_the_bundle_once_and_reports_it(web, make_job):
         )
         task_data.run(job)
         assert tree_of(job.output / "core") == bare(), name
-        told = json.loads((job.output / "task_data.json").read_text())
+        described = json.loads((job.output / "task_data.json").read_text())
         size = len(web.data)
-        assert told["core"] == {"url": web.url, "sha256": sha256, "bytes": size, "files": 3}
+        assert described["core"] == {"url": web.url, "sha256": sha256, "bytes": size, "files": 3}
         assert not (job.directory / "scratch").exists()
         if name == "two":
             archive_path(web.url).write_bytes(web.data[:-1])

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 from nanochat_core.data.hub.shards import DATASETS
 from nanochat_core.data.shard_files import shard_name
 from nanochat_core.job import Result
+from tests.support.flows.waiting import wait_until
 from tests.support.nanochat_core.data.fixtures import parquet_bytes, texts_of
 
 DATASET = DATASETS["fineweb-edu"]
@@ -28,14 +28,6 @@ def start(job, hub):
         )
 
 
-def wait_until(happened, worker):
-    deadline = time.monotonic() + 120
-    while not happened():
-        assert worker.poll() is None, "it ended too soon"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_worker_that_is_killed_and_one_that_is_stopped_lose_no_whole_shard(hub, shards_job):
     files = {shard_name(n): parquet(f"shard {n}") for n in range(DATASET.num_shards)}
     hub.add(DATASET.repository, {**files, SLOW: parquet("long " * 400_000)})
@@ -44,18 +36,19 @@ def test_a_worker_that_is_killed_and_one_that_is_stopped_lose_no_whole_shard(hub
 
     def are_cached(slow):
         """Return whether the fast shards are whole, and the slow one was begun `slow` times."""
+        assert worker.poll() is None, "it ended too soon"
         links = [p for p in (hub.home / "hub").rglob("snapshots/*/*") if p.is_symlink()]
         return len(links) == 12 and len(hub.downloads(SLOW)) >= slow
 
     hub.slow(SLOW, 2.0)  # four minutes
     worker = start(job, hub)
-    wait_until(lambda: are_cached(1), worker)
+    wait_until(lambda: are_cached(1))
     worker.kill()
     worker.wait()
     assert Result.find(job.directory) is None
 
     worker = start(job, hub)
-    wait_until(lambda: are_cached(2), worker)
+    wait_until(lambda: are_cached(2))
     worker.send_signal(signal.SIGTERM)
     worker.wait(timeout=60)
     result = Result.find(job.directory)

@@ -84,12 +84,12 @@ def test_the_stage_itself_needs_no_network_for_what_the_cache_has(
 
     first = make_job("task_data", {}, task_data=section)
     task_data.run(first)
-    told = (first.output / "task_data.json").read_text()
+    described = (first.output / "task_data.json").read_text()
     unplug()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     again = make_job("task_data", {}, task_data=section)
     task_data.run(again)
-    assert (again.output / "task_data.json").read_text() == told
+    assert (again.output / "task_data.json").read_text() == described
 
 
 def test_the_network_is_really_gone(section, make_job, unplug):

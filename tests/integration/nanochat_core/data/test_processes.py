@@ -2,7 +2,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from nanochat_core.data.processes import map_in_processes
 from nanochat_core.data.shard_files import row_group_sizes
 from nanochat_core.errors import StageError
 from nanochat_core.runtime.heartbeat import HEARTBEAT, HeartbeatWriter
+from tests.support.flows.waiting import wait_until
 from tests.support.nanochat_core.data.fixtures import refused
 
 # The work must be importable in another process, so it is `eval`, `math.sqrt` and the like.
@@ -117,10 +117,7 @@ def test_processes_die_with_a_parent_that_is_killed(tmp_path):
             children = [int(parent.stdout.readline()) for _ in range(2)]
         finally:
             parent.kill()
-    deadline = time.monotonic() + 120
-    while any(is_running(pid) for pid in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(is_running(pid) for pid in children))
 
 
 def is_running(pid):

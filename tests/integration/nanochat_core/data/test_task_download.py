@@ -31,7 +31,7 @@ def run(make_job, *datasets):
     return job, task_data.run(job)
 
 
-def told(job):
+def described(job):
     return json.loads((job.output / "task_data.json").read_text())["datasets"]
 
 
@@ -48,7 +48,7 @@ def test_a_dataset_is_downloaded_converted_and_reported(hub, make_job, name):
     for split, rows in (("train", train), ("test", test)):
         order = np.random.default_rng(42).permutation(len(rows))
         assert examples(job, name, split) == [convert(rows[i]) for i in order]
-    assert told(job)[name] == {
+    assert described(job)[name] == {
         "kind": "published",
         "repository": task_named(name).dataset.repository,
         "revision": "main",
@@ -71,7 +71,7 @@ def test_the_first_so_many_are_a_prefix_and_a_split_may_be_left_out(hub, make_jo
     job, _ = run(make_job, dataset("gsm8k", commit, num_train=30, num_test=0))
     assert examples(job, "gsm8k", "train") == everything[:30]
     assert examples(job, "gsm8k", "test") == []
-    assert told(job)["gsm8k"]["rows"] == {"train": 100, "test": 0}
+    assert described(job)["gsm8k"]["rows"] == {"train": 100, "test": 0}
     assert len(hub.downloads()) == downloads  # the cache has them
 
 
@@ -92,7 +92,7 @@ def test_what_is_asked_in_both_splits_is_counted_reported_and_kept(hub, make_job
     rows = rows_of("arc_easy", 60)
     publish(hub, "arc_easy", train=rows, test=[*rows[:4], *rows_of("arc_easy", 6, seed=9)])
     job, metrics = run(make_job, dataset("arc_easy", "main"))
-    assert metrics["arc_easy_overlap"] == told(job)["arc_easy"]["overlap"] == 4
+    assert metrics["arc_easy_overlap"] == described(job)["arc_easy"]["overlap"] == 4
     assert len(examples(job, "arc_easy", "test")) == 10
     messages = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
     assert messages[-1].endswith("10 to test with, 4 of which ask what a training example asks")
@@ -140,7 +140,7 @@ def test_a_dataset_that_is_done_is_not_asked_for_again_after_a_failure(hub, make
     before = len(hub.requests)
     job, _ = run(make_job, *wanted)
     assert not [r for r in hub.requests[before:] if "gsm8k" in r.path]
-    assert sorted(told(job)) == ["gsm8k", "smoltalk"]
+    assert sorted(described(job)) == ["gsm8k", "smoltalk"]
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

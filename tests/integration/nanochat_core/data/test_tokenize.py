@@ -2,7 +2,6 @@ import errno
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -10,9 +9,8 @@ from nanochat_core.data import tokens as tokenize
 from nanochat_core.data.shard_files import ROW_GROUP_DOCUMENTS
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.job import Result
+from tests.support.flows.waiting import wait_until
 from tests.unit.nanochat_core.data.test_array_files import SHORT, files_of_at_most
-
-# A job's log stays open for as long as its process lives.
 
 SHARDS = [
     [f"word{i} is word{i * 3}" for i in range(ROW_GROUP_DOCUMENTS + 10)],
@@ -35,8 +33,8 @@ def test_a_job_that_is_asked_to_stop_stops_at_once_and_resumes_later(
     job = make_job("tokens", {"shards": shards, "tokenizer": tokenizer_dir})
     arguments = [sys.executable, "-m", "nanochat_core.worker", str(job.write())]
     with subprocess.Popen(arguments) as worker:
-        wait_for((job.output / "shard_00000.lengths.npy").exists)
-        wait_for(lambda: list((job.directory / "scratch").glob("shard_0000[12]")))
+        wait_until((job.output / "shard_00000.lengths.npy").exists)
+        wait_until(lambda: list((job.directory / "scratch").glob("shard_0000[12]")))
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(timeout=120) == 75
     result = Result.find(job.directory)
@@ -44,13 +42,6 @@ def test_a_job_that_is_asked_to_stop_stops_at_once_and_resumes_later(
     assert not (job.output / "tokens.json").exists()
     tokenize.run(job)
     assert TokenSet.open(job.output).shards[1].documents == len(documents)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_error_of_a_full_disk_keeps_its_number_from_another_process(

@@ -1,4 +1,4 @@
-"""The kernels are built once, whole or not at all, and what stands in the way is told."""
+"""The kernels are built once, whole or not at all, and what prevents it is reported."""
 
 import ctypes
 import dataclasses

@@ -167,7 +167,7 @@ def ask(engine, prompt, *, seed=0, **changes):
 
 
 def completion_of(asked, engine, sample=0):
-    """What was told, as `complete` would give it."""
+    """Return the events as `complete` would give them."""
     events = asked.tokens(sample)
     finished = asked.ends[sample].reason == "stop"
     if finished:

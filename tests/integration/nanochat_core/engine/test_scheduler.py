@@ -31,7 +31,7 @@ SHAPES = {
 
 
 class Machine(RuleBasedStateMachine):
-    """Requests come, are called off, and go on, in any order."""
+    """Submit, cancel and continue requests in any order."""
 
     handles = Bundle("tickets")
     make = staticmethod(Case)

@@ -1,4 +1,4 @@
-"""What whoever asks may rely on: bounds, order, calling off, failures."""
+"""What a client may rely on: bounds, order, cancellation, failures."""
 
 import math
 

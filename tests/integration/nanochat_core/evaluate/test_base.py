@@ -99,7 +99,7 @@ def test_no_prompts_make_no_samples(make):
 
 
 def _rows_of(sequence_len, rows_dir, directory):
-    """The same ids, told to be rows of another length."""
+    """Write the same ids as rows of another length."""
     shutil.copytree(rows_dir, directory)
     index = json.loads((directory / "rows.json").read_text())
     whole = {split: (directory / f"{split}.rows").read_bytes() for split in ("train", "val")}

@@ -303,9 +303,9 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
     assert "mmlu" in scores["failed"]["mmlu"] == metrics["mmlu_failed"]
     assert str(many_tasks_dir) not in scores["failed"]["mmlu"]
     assert "chatcore" not in metrics
-    told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert f"mmlu could not be evaluated: {scores['failed']['mmlu']}" in told
-    assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
+    texts = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+    assert f"mmlu could not be evaluated: {scores['failed']['mmlu']}" in texts
+    assert sum(" in fp32 (" in text for text in texts) == 1  # which runner answers, and why it
 
 
 def test_a_task_without_examples_has_no_score_and_teaches_nothing(make, task_data_dir, tmp_path):

@@ -106,20 +106,20 @@ def test_an_example_of_which_nothing_can_be_scored_fails_its_task_alone(
     assert found.tasks == whole.tasks[:-1]
 
     class Split(World):
-        """A rank that is told what another one found."""
+        """A rank that gets what another one found."""
 
         def sum(self, tensor):
             return tensor
 
         def gather(self, item):
-            told.append(item)
-            return [*told]
+            found_by_ranks.append(item)
+            return [*found_by_ranks]
 
-    told = []
+    found_by_ranks = []
     for rank in (1, 0):
         world = Split(rank=rank, local_rank=rank, size=2)
         last = core_metric(model, tokenizer, suite, world=world)
-    assert all(told)  # both ranks met such an example
+    assert all(found_by_ranks)  # both ranks met such an example
     assert last.failed == found.failed
 
 

@@ -29,7 +29,7 @@ CONFIG = ModelConfig(
     windows=(4, 4, 16),
 )
 RATES = run_for_depth(12).optimizer
-# a rate by which each group can be told
+# a rate by which each group is recognised
 RATE_OF = {
     "lm_head_lr": 1,
     "embedding_lr": 2,

@@ -117,4 +117,4 @@ def test_limits_that_no_request_could_meet_are_refused(rules, says):
 def test_what_an_engine_says_of_its_failure_is_for_the_log(capfd):
     with serving() as live:
         assert live.ask("fail")[-2] == {"error": "the engine failed"}
-    assert "the engine failed: it was told to" in capfd.readouterr().err
+    assert "the engine failed: it was asked to" in capfd.readouterr().err

@@ -107,12 +107,12 @@ def test_a_damaged_newest_is_named_and_the_one_before_counts(tmp_path, damage):
             path.unlink()
         case _:
             committed.write_text(committed.read_text()[:40])
-    told = []
-    found = find_checkpoint(tmp_path, warn=told.append)
+    log = []
+    found = find_checkpoint(tmp_path, warn=log.append)
     assert found.step == 1
     assert torch.equal(found.read("weight/x"), torch.ones(100))
-    assert len(told) == 1
-    assert "step-0000002 is damaged" in told[0]
+    assert len(log) == 1
+    assert "step-0000002 is damaged" in log[0]
     assert newest_step(tmp_path) == 1
     assert (tmp_path / "damaged-step-0000002").is_dir()
     assert find_checkpoint(tmp_path, warn=pytest.fail) is not None  # once is enough
@@ -125,10 +125,12 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays_where_it_is(tmp_pat
     committed = tmp_path / f"step-000000{which}" / "COMMIT.json"
     committed.write_text(json.dumps({"format": 7, "shards": ["in another layout"]}))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(StageError, match=rf"step-000000{which} is of format 7, .* reads 2") as told:
+    with pytest.raises(
+        StageError, match=rf"step-000000{which} is of format 7, .* reads 2"
+    ) as error:
         find_checkpoint(tmp_path, warn=pytest.fail)
-    assert "\n" not in str(told.value)
-    assert "--force" in str(told.value.hint)
+    assert "\n" not in str(error.value)
+    assert "--force" in str(error.value.hint)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
@@ -172,10 +174,10 @@ def test_damage_that_another_rank_found_counts_for_all(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, {"a": torch.ones(1)})
     answers = iter([True, False])  # what all ranks together say of step 2, then of step 1
-    told = []
-    found = find_checkpoint(tmp_path, warn=told.append, any_rank=lambda mine: next(answers))
+    log = []
+    found = find_checkpoint(tmp_path, warn=log.append, any_rank=lambda mine: next(answers))
     assert found.step == 1
-    assert "another rank" in told[0]
+    assert "another rank" in log[0]
 
 
 def test_the_newest_and_the_best_stay(tmp_path):

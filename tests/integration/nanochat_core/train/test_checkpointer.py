@@ -1,4 +1,4 @@
-"""Saving while the loop goes on: what is kept, what is never saved, and when a loop waits."""
+"""Saving while the loop continues: what is stored, what is never saved, and when a loop waits."""
 
 import json
 import math
@@ -277,8 +277,8 @@ def test_the_state_after_a_broken_step_is_never_saved(job, late):
         applied.extend(read_steps(metrics, checkpointer, [2.0, 1.9, 1.8, math.nan, 1.7]))
     assert steps_in(job) == [1, 2, 3]
     assert "resume from there" in str(caught.value.hint)
-    told = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
-    assert told == [1, 2, 3]
+    reported = [e["step"] for e in read_events(job.events) if e["kind"] == "step"]
+    assert reported == [1, 2, 3]
 
 
 @pytest.mark.parametrize("late", [False, True])

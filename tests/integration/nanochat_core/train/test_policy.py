@@ -162,9 +162,9 @@ def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64(
     # On both sides of the clip, and inside it.
     assert min(ratios) < 1 - CLIP < max(r for r in ratios if r < 1)
     assert min(r for r in ratios if r > 1) < 1 + CLIP < max(ratios)
-    ours, told = gradients_of(model, ref_log_probs)
+    ours, objective = gradients_of(model, ref_log_probs)
     assert_close(ours, expected)
-    assert told == pytest.approx(value, rel=1e-4)
+    assert objective == pytest.approx(value, rel=1e-4)
 
 
 def test_without_a_clip_the_gradients_are_others():

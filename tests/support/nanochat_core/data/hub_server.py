@@ -41,7 +41,7 @@ class HubServer:
     """The server. Close it, or use it as a context manager."""
 
     def __init__(self, home: Path) -> None:
-        self.home = home  # HF_HOME of whoever uses `environment`
+        self.home = home  # HF_HOME of the processes that use `environment`
         self.is_closed = False
         self.requests: list[Request] = []
         self._commits: dict[tuple[str, str], list[Commit]] = {}
@@ -59,7 +59,7 @@ class HubServer:
         self.close()
 
     def close(self) -> None:
-        """Answer nobody any more, on old connections neither."""
+        """Answer no request any more, on old connections neither."""
         self.is_closed = True
         for server in self._servers:
             server.stop()
@@ -303,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.faults = self.server.hub.take_faults(self.request_)
         fault = next((fault for fault in self.faults if fault.status), None)
         if fault is not None:
-            self._refuse(fault.status, None, "told to fail", fault.headers)
+            self._refuse(fault.status, None, "asked to fail", fault.headers)
         return fault is not None
 
     def _refuse_repository(self) -> None:

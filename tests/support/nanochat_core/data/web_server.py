@@ -1,4 +1,4 @@
-"""An ordinary web server with one file, which misbehaves when told to."""
+"""An ordinary web server with one file, which misbehaves on request."""
 
 import hashlib
 import threading

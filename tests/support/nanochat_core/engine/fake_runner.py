@@ -1,7 +1,7 @@
 """A runner without a model: what it draws is a hash of the history, read back through the tables.
 
 Each position's memory holds a hash of its token and of all that its query saw, as keys and values
-do. So a page of somebody else's, a page not yet written, one written too late, or a window that is
+do. So another sequence's page, a page not yet written, one written too late, or a window that is
 a token short changes what is drawn. `reference_answer` is what must come out, in a few lines.
 """
 
@@ -17,7 +17,7 @@ from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-UNREAD = 0x5EED  # memory that nobody wrote
+UNREAD = 0x5EED  # memory that was never written
 
 
 @dataclass
@@ -157,7 +157,7 @@ class FakeRunner:
 
     def clear_table(self, slot: int) -> None:
         """See runner.py."""
-        assert self.slots[slot].stopped, "a slot that goes on loses its pages"
+        assert self.slots[slot].stopped, "a slot that continues loses its pages"
         for table in self.tables[slot]:
             table.clear()
 

@@ -106,14 +106,14 @@ def pages_used(scheduler: Scheduler) -> int:
 
 @dataclass
 class Asked:
-    """What was told of a request."""
+    """The events of a request."""
 
     events: list[Event] = field(default_factory=list)
     ends: dict[int, EndEvent] = field(default_factory=dict)
     handle: RequestHandle = field(init=False)
 
     def take(self, event: Event) -> None:
-        assert event.sample not in self.ends, "told after its end"
+        assert event.sample not in self.ends, "an event after its end"
         self.events.append(event)
         if isinstance(event, EndEvent):
             self.ends[event.sample] = event

@@ -83,7 +83,7 @@ class FakeEngine:
             reason = self._end(ticket, at)
             if reason:
                 ticket.at[sample] = -1
-                error = "it was told to" if reason == "failed" else ""
+                error = "it was asked to" if reason == "failed" else ""
                 request.sink(EndEvent(sample=sample, reason=reason, error=error))
                 continue
             used += 1
@@ -91,11 +91,11 @@ class FakeEngine:
                 continue  # it holds its slot
             ticket.at[sample] += 1
             token = ticket.answer[at]
-            told = None
+            log_probs = None
             if request.num_log_probs is not None:
                 top = tuple((token + i, -0.5 - i) for i in range(request.num_log_probs))
-                told = LogProbs(chosen=-0.5, top=top)
-            request.sink(TokenEvent(sample=sample, token=token, sampled=True, log_probs=told))
+                log_probs = LogProbs(chosen=-0.5, top=top)
+            request.sink(TokenEvent(sample=sample, token=token, sampled=True, log_probs=log_probs))
         return used
 
     def _end(self, ticket: Ticket, at: int):
@@ -145,7 +145,7 @@ class BriefEngine(FakeEngine):
 
 
 def open_leaky(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
-    """The same with a fault that somebody must notice."""
+    """Open an engine with a fault that a test must notice."""
     _, facts = open_fake(spec)
     return LeakyEngine(spec.num_slots), facts
 

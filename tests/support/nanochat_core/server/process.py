@@ -1,4 +1,4 @@
-"""A server in a process of its own, with the engine that has no model: whoever asks it shares
+"""A server in a process of its own, with the engine that has no model: its clients share
 neither its memory nor its time.
 
     python -m tests.support.nanochat_core.server.process DIR SLOTS WAITING MAKER

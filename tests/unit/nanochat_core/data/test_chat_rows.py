@@ -229,10 +229,10 @@ def test_packing_reports_how_many_conversations_are_packed(
 ):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
     monkeypatch.setattr(chat_rows, "_SECONDS_BETWEEN_LINES", 0.0)
-    told = []
+    log = []
     for _ in range(2):  # the second time there is nothing to pack
-        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=told.append)
-    assert told == [
+        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=log.append)
+    assert log == [
         "packing rows: 120 conversations",
         "packing rows: 50 of 120 conversations",
         "packing rows: 100 of 120 conversations",
@@ -242,9 +242,9 @@ def test_packing_reports_how_many_conversations_are_packed(
 
 def test_a_line_comes_every_few_seconds_only(talk, tokenizer_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
-    told = []
-    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=told.append)
-    assert told == ["packing rows: 120 conversations"]
+    log = []
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=log.append)
+    assert log == ["packing rows: 120 conversations"]
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "Hello?"}]])

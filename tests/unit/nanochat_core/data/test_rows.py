@@ -10,8 +10,6 @@ from nanochat_core.data.token_files import TokenSet, TokenShard
 from nanochat_core.runtime.progress import Progress
 from tests.support.nanochat_core.data.fixtures import refused
 
-# A job's log stays open for as long as its process lives.
-
 
 def config(**changes):
     fields = {"policy": "default", "sequence_len": 32, "buffer_documents": 50}

@@ -9,8 +9,6 @@ from nanochat_core.data.token_files import TokenSet, dtype_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.data.fixtures import refused
 
-# A job's log stays open for as long as its process lives.
-
 SHARDS = [
     [f"word{i} is word{i * 3}" for i in range(ROW_GROUP_DOCUMENTS + 10)],
     ["thing", "", "<|bos|> typed", "\u00e9t\u00e9 \U0001f600"],

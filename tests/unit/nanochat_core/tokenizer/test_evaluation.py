@@ -19,7 +19,7 @@ def nothing_cached(tmp_path, monkeypatch):
     """tiktoken has no files, and there is no network to get any."""
 
     def refuse(*args, **kwargs):
-        raise AssertionError("somebody asked the network")
+        raise AssertionError("the network was used")
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(socket, "getaddrinfo", refuse)

@@ -11,8 +11,6 @@ from nanochat_core.train import tokenizer
 from nanochat_core.train.tokenizer import limited_texts
 from tests.support.small_job import small_job
 
-# A job's log stays open for as long as its process lives.
-
 
 def words(seed, documents):
     rng = random.Random(seed)
@@ -70,10 +68,12 @@ def test_the_tokenizer_is_learnt_from_the_training_shards_alone(tmp_path, shards
 def test_how_well_it_fits_is_reported_as_an_event(tmp_path, shards):
     job = make_job(tmp_path, shards)
     metrics = tokenizer.run(job)
-    [told] = last_by_step(read_events(job.events), "eval").values()
-    assert told["held-out"] == metrics["bytes_per_token"]
-    assert {"python", "maths", "russian", "english/gpt2", "english/cl100k_base"} <= told.keys()
-    assert told["held-out"] > told["english"] > 1  # the words of the shards are not English ones
+    [scores] = last_by_step(read_events(job.events), "eval").values()
+    assert scores["held-out"] == metrics["bytes_per_token"]
+    assert {"python", "maths", "russian", "english/gpt2", "english/cl100k_base"} <= scores.keys()
+    assert (
+        scores["held-out"] > scores["english"] > 1
+    )  # the words of the shards are not English ones
 
 
 def test_reading_stops_at_its_limits(shards):
