@@ -6,7 +6,7 @@ import importlib.metadata
 import re
 import weakref
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import torch
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.native.runner import NativeRunner, unable
 from nanochat_core.engine.runners import choose as runners
-from nanochat_core.engine.runners.choose import Choice, choose_runner, open_runner
+from nanochat_core.engine.runners.choose import choose_runner, open_runner
 from nanochat_core.engine.runners.measured import recorded
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.speed import make_endless
@@ -34,7 +34,7 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-def pool_of(runner: TorchRunner) -> int:
+def pool_of(runner):
     """Bytes of a runner's pages as they are."""
     return sum(t.numel() * t.element_size() for p in runner.pools for t in (p.keys, p.values))
 
@@ -198,13 +198,13 @@ def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, 
 def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seconds = {"native in fp32": 2.0, "native in bf16": 3.0, "torch in fp32": 4.0}
-    measured: list[int] = []
+    measured = []
 
-    def time_sides(sides: dict[str, Any], *, answers: int) -> dict[str, float]:
+    def time_sides(sides, *, answers):
         measured.append(answers)
         return {side: seconds.get(side, 9.0) for side in sides}
 
-    def choice(num_slots: int = 1, **settings: Any) -> tuple[str, str]:
+    def choice(num_slots=1, **settings):
         found = choose_runner(
             make_model(), num_slots=num_slots, **({"precision": "auto"} | settings)
         )
@@ -259,7 +259,7 @@ class Refusing:
     opened: ClassVar[list["weakref.ref[Refusing]"]] = []
     alive: ClassVar[list[int]] = []  # of those that failed, whenever one is opened
 
-    def __init__(self, *_args: object, kernels: bool, **_settings: object) -> None:
+    def __init__(self, *_args, kernels, **_settings):
         self.alive.append(sum(runner() is not None for runner in self.opened))
         self.itself = self
         self.opened.append(weakref.ref(self))
@@ -268,16 +268,16 @@ class Refusing:
 
 
 @pytest.fixture
-def failures(monkeypatch: pytest.MonkeyPatch) -> dict[bool, Exception]:
+def failures(monkeypatch):
     """A choice as on a GPU, of `triton` unless one is asked for, and a GPU that refuses."""
-    choose: Any = runners.choose_runner
+    choose = runners.choose_runner
 
-    def choose_graphs(model: GPT, **settings: Any) -> Choice:
+    def choose_graphs(model, **settings):
         runner = settings.get("runner") or "triton"
         return replace(choose(model, **settings | {"runner": "torch"}), runner=runner)
 
     error = RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
-    found: dict[bool, Exception] = {True: Refused("no such instruction"), False: error}
+    found = {True: Refused("no such instruction"), False: error}
     monkeypatch.setattr(Refusing, "failures", found)
     monkeypatch.setattr(Refusing, "opened", [])
     monkeypatch.setattr(Refusing, "alive", [])
