@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nanochat_core.evaluate.core import TaskScore, core_of
 from nanochat_core.evaluate.core_tasks import CoreSuite, CoreTask, open_suite
-from nanochat_core.evaluate.foreign import MISSING, ForeignModel, open_foreign
+from nanochat_core.evaluate.foreign import ForeignModel, open_foreign
 from nanochat_core.evaluate.intervals import mean_of
 from nanochat_core.runtime.hardware.distributed import ALONE
 
@@ -82,7 +82,7 @@ def main() -> None:
 def missing_part(bundle: Path | None, weights: Path | None) -> str | None:
     """Return what is missing to run, in a line; None if nothing is."""
     if importlib.util.find_spec("transformers") is None:
-        return MISSING
+        return "the package transformers is not installed"
     if bundle is None or not (bundle / "core.yaml").is_file():
         return "no CORE bundle: --bundle or CORE_BUNDLE names no folder with core.yaml"
     if weights is None or not (weights / "config.json").is_file():

@@ -63,6 +63,11 @@ def generate(
     return task.generate(split, num_examples, grade=grade, seed=seed)
 
 
+def has_choices(name: str) -> bool:
+    """Return whether guessing may answer a task: its questions have lettered choices."""
+    return grader_of(name).baseline > 0
+
+
 def is_gradable(name: str) -> bool:
     """Return whether answers can be right or wrong; False for a dataset that is not a task."""
     return name in GRADERS or find_grader(name) is not None

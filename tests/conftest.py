@@ -39,6 +39,7 @@ REGISTERED = (
 )
 TRANSFORMERS = (
     "tests/integration/bench/test_core_gpt2.py",
+    "tests/integration/nanochat_core/evaluate/test_foreign.py",
     "tests/integration/nanochat_core/interop/test_transformers_files.py",
 )
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run

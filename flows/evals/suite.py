@@ -5,6 +5,7 @@ a pinned input, so nothing is trained; so is the data of its own run's evaluatio
 that the run has made already is therefore the same artifact, and is reused from the store.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -23,11 +24,10 @@ from flows.stages import BASE_EVAL, EVALUATORS, PRETRAIN, ROWS, SFT, TASK_DATA, 
 from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
-from tasks.registry import grader_of
+from tasks.registry import has_choices
 
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 _FOREIGN = "nanochat_core.evaluate.foreign"  # evaluates a model of transformers
-FOREIGN_INPUTS = (PRETRAIN, TASK_DATA)
 _CHAT = EVALUATORS[SFT.name]  # the model after SFT is the one whose choices are compared
 _BASE_METRICS = ("core", "val_bpb", "train_bpb")
 
@@ -113,27 +113,27 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
             if profile is None
             else "leave --pool out: this machine evaluates it",
         )
-    stages = [replace(stage, inputs=FOREIGN_INPUTS, entry=_FOREIGN) for stage in (BASE_EVAL, _CHAT)]
+    # Now and not in its job, after questions were downloaded for minutes.
+    if importlib.util.find_spec("transformers") is None:
+        raise ConfigError(
+            f"{name} is a model of transformers, and that package is not installed",
+            hint="install it: pip install 'transformers>=5.0'",
+        )
+    stages = [
+        replace(stage, inputs=(PRETRAIN, TASK_DATA), entry=_FOREIGN) for stage in (BASE_EVAL, _CHAT)
+    ]
     _check_overrides([section for stage in stages for section in stage.config], request.overrides)
     settings: dict[str, Any] = {**shared(RunRequest, request), "profile": profile}
-    found = RunRequest(
-        **settings,
-        until=TASK_DATA.name,
-        run_name=history_name(name),
-    )
+    found = RunRequest(**settings, until=TASK_DATA.name, run_name=history_name(name))
     asked = open_settings(found).run
-    choices = [task.name for task in asked.chat_eval.tasks if grader_of(task.name).baseline > 0]
+    choices = [task.name for task in asked.chat_eval.tasks if has_choices(task.name)]
     core, chat = stages
-    more = (
-        *([core] if asked.task_data.core_bundle else []),
-        *([chat] if choices else []),
-    )
-    if not more:
+    known = (["core"] if asked.task_data.core_bundle else []) + choices
+    if not known:
         raise ConfigError(
             f"profile {profile} asks neither CORE nor questions with lettered choices",
             hint="a model of transformers answers only these: --profile d12",
         )
-    known = (["core"] if core in more else []) + choices
     metric = known[0] if request.metric is None else request.metric
     if metric not in known:
         raise ConfigError(f"{name} is not measured by '{metric}'", hint=suggest(metric, known))
@@ -143,7 +143,7 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
         model=model,
         stage=core if metric == "core" else chat,
         run=found,
-        more=more,
+        more=((core,) if "core" in known else ()) + ((chat,) if choices else ()),
     )
 
 

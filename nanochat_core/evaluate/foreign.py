@@ -38,10 +38,7 @@ from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 from tasks.base import Conversation, prompt_of, text_of
-from tasks.registry import grader_of
-
-MISSING = "the package transformers is not installed"
-HINT = "install it: pip install 'transformers>=5.0'"
+from tasks.registry import has_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +153,10 @@ def open_foreign(directory: Path, device: torch.device) -> ForeignModel:
     files are damaged.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise ModelError(MISSING, hint=HINT)
+        raise ModelError(
+            "the package transformers is not installed",
+            hint="install it: pip install 'transformers>=5.0'",
+        )
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -177,11 +177,6 @@ def open_foreign(directory: Path, device: torch.device) -> ForeignModel:
     # It would warn of every text that is cropped.
     tokenizer.model_max_length = sys.maxsize
     return ForeignModel(model=model.to(device).eval(), tokenizer=tokenizer, device=device)
-
-
-def is_choice(task: str) -> bool:
-    """Return whether a task's questions have lettered choices, which guessing may answer."""
-    return grader_of(task).baseline > 0
 
 
 def texts_of(question: Question) -> tuple[list[list[int]], list[list[int]]]:
@@ -213,7 +208,7 @@ def _core(job: Job, model: ForeignModel, world: World, progress: Progress) -> di
 
 def _choices(job: Job, model: ForeignModel, world: World, progress: Progress) -> dict[str, Any]:
     config = ChatEvalConfig.from_tree(job.config["chat_eval"])
-    tasks = tuple(entry for entry in config.tasks if is_choice(entry.name))
+    tasks = tuple(entry for entry in config.tasks if has_choices(entry.name))
     config = dataclasses.replace(config, tasks=tasks)
 
     def ask(examples: Sequence[Conversation], max_new_tokens: int) -> chat.Answered:

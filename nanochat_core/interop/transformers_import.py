@@ -21,7 +21,7 @@ from nanochat_core.interop.transformers_tokenizer import read_transformers_token
 from nanochat_core.model.checkpoint import load_tensors
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import value_embed_layers
-from nanochat_core.section import from_json
+from nanochat_core.section import from_json, shown
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 JANUARY_TYPE, OWN_TYPE = "nanochat", "nanochat_flows"
@@ -34,6 +34,7 @@ _SHAPE = {
     "sequence_len": "max_position_embeddings",
     "vocab_size": "vocab_size",
 }
+_MAX_DEPTH = 1024  # as of ModelConfig
 _PARTS = ("residual_scalars", "smear", "backout")
 _NUMBERS = ("qk_scale", "softcap", "gate_scale", "gate_channels", "smear_channels")
 
@@ -91,7 +92,10 @@ def _model_of(tree: dict[str, Any], *, is_january: bool) -> ModelConfig:
             raise ConfigError("its MLP is not of nanochat's shape")
         if tree.get("attention_bias") or tree.get("tie_word_embeddings"):
             raise ConfigError("it has biases or one table for both ends")
-        shape["windows"] = [tree["max_position_embeddings"]] * tree["num_hidden_layers"]
+        # In range before there is one window a layer: a file of strangers may claim any number.
+        if type(shape["depth"]) is not int or not 1 <= shape["depth"] <= _MAX_DEPTH:
+            raise ConfigError(f"num_hidden_layers is {shown(shape['depth'])}")
+        shape["windows"] = [shape["sequence_len"]] * shape["depth"]
         shape |= dict.fromkeys((*_PARTS, "value_embeds"), False)
     else:
         shape["windows"] = tree["windows"]

@@ -105,6 +105,11 @@ def test_mistakes_are_one_line_before_anything_is_started(
     words = ("evals", *tiny, *bundle, "--set", "pretrain.num_steps=1")
     assert "does not change how a model is evaluated" in failed(capsys, *words)[0]
     assert "there is no directory" in failed(capsys, "evals", f"{path}x", "--profile", "d12")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        message, hint = failed(capsys, "evals", *tiny, *bundle)
+        assert message.endswith("is a model of transformers, and that package is not installed")
+        assert hint == "install it: pip install 'transformers>=5.0'"
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
         hub.add("me/gpt2", {p.name: p.read_bytes() for p in gpt2.iterdir()}, kind="model")
         assert "has no questions of its own" in failed(capsys, "evals", "hf://me/gpt2")[0]

@@ -24,6 +24,7 @@ from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.interop.pickled_tokenizer import write_tokenizer
 from nanochat_core.model.checkpoint import load_model, save_model
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_flows.client import open_client
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.nanochat_core.data.hub_server import HubServer, talking_to_hub
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
@@ -228,6 +229,17 @@ def test_a_checkpoint_that_nanochat_wrote_is_talked_to(
     assert all(torch.equal(found[key], saved[key].to(found[key].dtype)) for key in found)
 
 
+def test_python_takes_an_address_too(
+    hub: HubServer, store: Store, tmp_path: Path, commands: Commands
+) -> None:
+    put_chat_model(store, tmp_path / "made", commands)
+    commands.said("fetch", "sft@mine", "--to", str(tmp_path / "out"), "--as", "safetensors")
+    commit = publish(hub, tmp_path / "out")
+    session = open_client().chat(ADDRESS, max_tokens=4)
+    assert session.parameters == sum(p.numel() for p in a_model(ERAS[1]).parameters())
+    assert open_run(store, f"hf-me-my-model-{commit[:12]}").status == "finished"
+
+
 def test_of_several_models_one_is_named(
     hub: HubServer, store: Store, tmp_path: Path, commands: Commands
 ) -> None:
@@ -305,6 +317,7 @@ def test_a_damaged_file_is_one_line(
         ({"windows": [1]}, "describes no model of nanochat's"),
         ({"value_embed_layers": [0]}, "value embeddings are in other layers"),
         ({"hidden_size": 128}, "expected"),
+        ({"model_type": "nanochat"}, "describes no model of nanochat's"),
     ],
 )
 def test_a_config_that_does_not_fit_is_one_line(
