@@ -13,8 +13,8 @@ from infra.prefect.supervisor.processes import Backoff, Interval
 
 # A server that runs but does not answer is killed: after so many questions in a row, which also
 # holds after a suspend of the supervisor. On a busy machine a server is silent while it starts.
-SECONDS_BETWEEN_QUESTIONS = 15.0
-MAX_UNANSWERED = 16  # 4 minutes
+SECONDS_BETWEEN_QUESTIONS = 20.0  # with a request of RunWatch, each until its timeout
+MAX_UNANSWERED = 12  # 4 minutes
 
 
 class OwnServer:

@@ -81,7 +81,7 @@ def test_the_workers_of_a_killed_supervisor_end_and_the_next_up_resumes(live: Li
     os.kill(supervisor, signal.SIGKILL)
 
     wait_for(lambda: not any(map(psutil.pid_exists, [*workers, pid])), "their end", seconds=60)
-    assert live.ask("/admin/version")  # others may use the server
+    assert live.ask("/admin/version")  # the server is for others too
     assert live.up().returncode == 0
     assert live.server == server
     assert live.supervisor != supervisor

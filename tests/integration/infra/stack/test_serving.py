@@ -100,7 +100,7 @@ def test_a_server_that_runs_and_answers_no_request_is_replaced(servers: Servers)
     assert servers.started[0].wait(120) == -signal.SIGKILL
     wait_for(lambda: own.poll() is not None, "another one")
     assert len(servers.started) == 2
-    assert [line for line in servers.said if "left 16 questions unanswered; it is killed" in line]
+    assert [line for line in servers.said if "left 12 questions unanswered; it is killed" in line]
 
 
 def test_a_server_that_stands_still_for_a_moment_is_left_alone(servers: Servers) -> None:

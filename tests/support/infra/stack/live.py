@@ -152,9 +152,12 @@ class LiveStack:
 
     @property
     def api_url(self) -> str:
-        """The address of the API."""
-        found = find_process_of_server(self.home)
-        return found.api_url if found is not None else self.environment["PREFECT_API_URL"]
+        """The address of the API. Raises ConnectionError while no server runs."""
+        if shared := self.environment.get("PREFECT_API_URL"):
+            return shared
+        if (found := find_process_of_server(self.home)) is None:
+            raise ConnectionError("no server runs")
+        return found.api_url
 
     @property
     def server(self) -> int | None:
