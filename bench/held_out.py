@@ -1,13 +1,14 @@
 """Score models of profile `tiny` on many held-out questions, and compare their sums in pairs.
 
-    python -m bench.held_out midtrain@tiny sft@tiny rl@tiny [--number 1000] [--threads 1]
+    python -m bench.held_out midtrain@tiny sft@tiny rl@tiny [--number 1000] [--threads 1] [--tasks]
 
 Each model answers greedily: five-turn conversations of grades 1 and 3, with its own answers in
 view, and questions of the tasks `spelling` (grade 3) and `arithmetic` (sums in short stories, grade
 1). They are generated anew with a seed of their own and are of the test split, so that no model was
 trained on one. Prints shares of right answers in percent with Wilson's 95 % intervals, the shares
-of each kind of turn, and the difference of each model's sums from the first model's, paired by
-question.
+of each kind of turn, and the difference of each model's spelling and sums from the first model's,
+paired by question. With --tasks the conversations, some of whose turns are about the model itself,
+are left out: for models with other identities.
 """
 
 import argparse
@@ -36,22 +37,20 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--number", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tasks", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    first: list[bool] = []
+    first: dict[str, list[bool]] = {}
     for name in options.models:
         engine = open_engine(name)
         print(name)
-        print_conversations(engine, options.number, grade=1)
-        print_conversations(engine, options.number, grade=3)
-        spelled = grade_answers(engine, "spelling", options.number)
-        print(f"  {'spelling':14}{in_percent(share_of(sum(spelled), len(spelled)))}")
-        sums = grade_answers(engine, "arithmetic", options.number)
-        print(f"  {'arithmetic':14}{in_percent(share_of(sum(sums), len(sums)))}")
-        first = first or sums
-        print(
-            f"  {'sums, paired':14}{in_percent(difference(first, sums))} from {options.models[0]}"
-        )
+        for grade in () if options.tasks else (1, 3):
+            print_conversations(engine, options.number, grade=grade)
+        for task in GRADES:
+            right = grade_answers(engine, task, options.number)
+            print(f"  {task:14}{in_percent(share_of(sum(right), len(right)))}")
+            paired = in_percent(difference(first.setdefault(task, right), right))
+            print(f"  {'  paired':14}{paired} from {options.models[0]}")
 
 
 def grade_answers(engine: Engine, task: str, number: int) -> list[bool]:

@@ -19,7 +19,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -172,6 +172,27 @@ def _with_nulls(kind: Any, value: Any) -> Any:
 def to_toml(request: RunRequest) -> str:
     """Return the resolved settings of a run as a file that can be edited and run."""
     return "\n".join(_lines(request)) + "\n"
+
+
+def changes_to_toml(request: RunRequest, run: RunConfig, *, name: str, about: Sequence[str]) -> str:
+    """Return what `run` changes of the profile of `request` as a file; `about` are comments."""
+    base = open_profile(request.profile, depth=request.depth, snapshots=False).run
+    before, groups = dict(single_settings(base.tree())), dict[str, dict[str, Tree]]()
+    for setting, value in single_settings(run.tree()):
+        if value != before[setting]:
+            group, _, field = setting.rpartition(".")
+            groups.setdefault(group, {})[field] = "null" if value is None else value
+    head: dict[str, Tree] = {"profile": request.profile, "name": name}
+    head |= {} if request.depth is None else {"depth": request.depth}
+    head |= groups.pop("", {})
+    lines = [f"# {line}" for line in about] + _assignments(head)
+    for group, settings in groups.items():
+        lines += ["", f"[{group}]", *_assignments(settings)]
+    return "\n".join(lines) + "\n"
+
+
+def _assignments(settings: Mapping[str, Tree]) -> list[str]:
+    return [f"{name} = {_value(value)}" for name, value in settings.items()]
 
 
 def resolved_settings(request: RunRequest) -> dict[str, Tree]:

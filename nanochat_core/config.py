@@ -10,7 +10,14 @@ import re
 from dataclasses import dataclass, field
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, check_bounds, check_counts, shown, unescaped, within
+from nanochat_core.section import (
+    Section,
+    check_bounds,
+    check_choices,
+    check_counts,
+    unescaped,
+    within,
+)
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
@@ -52,17 +59,14 @@ class NumericsConfig(Section):
                 "scaling, and the recipe has none",
                 hint="take bf16, which has the range of fp32",
             )
-        for name, allowed in (
-            ("precision", ("fp32", "bf16", "fp8")),
-            ("fp8_scales", ("amax", "bound")),
-            ("fp8_sums", ("exact", "fast")),
-            ("rotary_precision", ("compute", "bf16")),
-        ):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ConfigError(
-                    f"numerics.{name} is {shown(value)}", hint=f"one of: {', '.join(allowed)}"
-                )
+        check_choices(
+            "numerics",
+            self,
+            precision=("fp32", "bf16", "fp8"),
+            fp8_scales=("amax", "bound"),
+            fp8_sums=("exact", "fast"),
+            rotary_precision=("compute", "bf16"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,10 @@ class TokenizerConfig(Section):
     vocab_size: int
     max_chars: int  # characters of text to train on
     document_cap: int  # at most this many characters of one document
+    pattern: str = "nanochat"  # splits text; or "gpt4", or "multilingual" for scripts with marks
+
+    def __post_init__(self) -> None:
+        check_choices("tokenizer", self, pattern=("nanochat", "gpt4", "multilingual"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +165,6 @@ class DatasetConfig(Section):
                 f"a dataset is called '{self.name}'",
                 hint="its files are stored under that name: small letters, digits, _ and -",
             )
-        for name in ("num_train", "num_test"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(
-                    f"{name} of {self.name} is {value}, expected at least 0",
-                    hint="null means all",
-                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,10 +226,7 @@ class OptimizerConfig(Section):
     embedding_weight_decay: float = 0.001
 
     def __post_init__(self) -> None:
-        if self.muon not in ("polar_express", "newton_schulz"):
-            raise ConfigError(
-                f"optimizer.muon is '{self.muon}'", hint="one of: polar_express, newton_schulz"
-            )
+        check_choices("optimizer", self, muon=("polar_express", "newton_schulz"))
         if self.muon == "newton_schulz" and self.muon_weight_decay:
             raise ConfigError(
                 f"optimizer.muon_weight_decay is {self.muon_weight_decay}, and newton_schulz "
@@ -307,12 +306,12 @@ class RLConfig(Section):
     rollout_precision: str = "model"  # or "bf16", "int8"
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("baseline", ("group_mean", "leave_one_out")),
-            ("rollout_precision", ("model", "bf16", "int8")),
-        ):
-            if (value := getattr(self, name)) not in known:
-                raise ConfigError(f"rl.{name} is '{value}'", hint=f"one of: {', '.join(known)}")
+        check_choices(
+            "rl",
+            self,
+            baseline=("group_mean", "leave_one_out"),
+            rollout_precision=("model", "bf16", "int8"),
+        )
         if self.samples_per_example < 2:
             raise ConfigError(
                 f"rl.samples_per_example is {self.samples_per_example}, expected at least 2",

@@ -53,6 +53,7 @@ NEUTRAL: dict[str, "Tree"] = {
     "RLConfig.rollout_precision": "model",
     "ShardsConfig.separator": None,
     "MixtureEntry.skip": 0,
+    "TokenizerConfig.pattern": "nanochat",
 }
 
 
@@ -146,6 +147,15 @@ def check_bounds(where: str, section: Section) -> None:
                 raise ConfigError(
                     f"{where}.{item.name} is {shown(number)}, expected {least} to {most}"
                 )
+
+
+def check_choices(where: str, section: Section, **choices: tuple[str, ...]) -> None:
+    """Raise ConfigError for a field, by its name, that has none of its possible values."""
+    for name, known in choices.items():
+        if (value := getattr(section, name)) not in known:
+            raise ConfigError(
+                f"{where}.{name} is {shown(value)}", hint=f"one of: {', '.join(known)}"
+            )
 
 
 def check_counts(prefix: str, section: Section, *, may_be_zero: tuple[str, ...]) -> None:

@@ -6,9 +6,17 @@
 from collections.abc import Iterator, Sequence
 
 from tasks import plugins
-from tasks.base import Conversation, TaskError, check_split
+from tasks.base import Conversation, TaskError, check_split, text_of
 from tasks.kinds.sources import AnyTask, GeneratedTask, Grader, HubTask
 from tasks.names import GRADERS, TASKS, all_names, references_of
+
+
+def _is_expected(conversation: Conversation, answer: str) -> bool:
+    expected = text_of(conversation["messages"][-1]["content"])
+    return answer.strip().lower() == expected.strip().lower()
+
+
+_OWN_FILE = Grader(is_correct=_is_expected, baseline=0.0)
 
 
 def task_named(name: str) -> AnyTask:
@@ -33,16 +41,17 @@ def task_named(name: str) -> AnyTask:
 def find_grader(name: str) -> Grader | None:
     """Return the grader of a task, or None if its answers are neither right nor wrong.
 
-    A dataset that is not a task has none.
+    An answer to a dataset that is not a task, a file of a user's own, is right if it is the
+    expected one, apart from case and outer white space.
     """
     if name in GRADERS:
         return plugins.load(GRADERS[name])
-    return task_named(name).grader if references_of(name) else None
+    return task_named(name).grader if references_of(name) else _OWN_FILE
 
 
 def grader_of(name: str) -> Grader:
-    """Return the grader of a task. Raises TaskError for an unknown task or one without grading."""
-    grader = find_grader(task_named(name).name)
+    """Return the grader of a task or dataset. Raises TaskError for a task without grading."""
+    grader = find_grader(name)
     if grader is None:
         raise TaskError(f"answers of task '{name}' cannot be graded")
     return grader
@@ -69,7 +78,7 @@ def has_choices(name: str) -> bool:
 
 
 def is_gradable(name: str) -> bool:
-    """Return whether answers can be right or wrong; False for a dataset that is not a task."""
+    """Return whether answers can be right or wrong."""
     return name in GRADERS or find_grader(name) is not None
 
 

@@ -78,6 +78,7 @@ _COMMANDS = (
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN [STAGE]]"),
     _Command(name="accept", folder=_TRAIN),
     _Command(name="config", folder=_TRAIN, usage="[OPTIONS] [PROFILE]"),
+    _Command(name="identity", folder=_TRAIN, usage="[OPTIONS] NAME"),
     _Command(name="chat", folder=_USE),
     _Command(name="serve", folder=_USE),
     _Command(name="fetch", folder=_USE, aliases=("pull",), usage="[OPTIONS] REF [PATH]"),

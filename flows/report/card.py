@@ -32,6 +32,7 @@ from flows.stages import (
     PRETRAIN,
     REPORT,
     RL,
+    TASK_DATA,
     TOKENIZER,
     Stage,
 )
@@ -66,7 +67,12 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     note = f"val_bpb, {percent(fall)} below {first:.4f} at step 0"
     command = reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs])
     sections = (
-        chat_section(chat, rl_task=_rl_task(artifacts[RL.name]), failures=_failures(artifacts)),
+        chat_section(
+            chat,
+            rl_task=_rl_task(artifacts[RL.name]),
+            data=artifacts[TASK_DATA.name],
+            failures=_failures(artifacts),
+        ),
         core_section(base.read_json("scores.json")),
         _learning(artifacts),
         Section(title="The same prompts, model by model", samples=_chat_samples(artifacts)),

@@ -1,6 +1,6 @@
 """Scores on the report card, each with its 95 % interval, and what each stage changed in them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,7 @@ from flows.render.text import listed, percent, visible
 from flows.report.inputs import Artifact
 from flows.report.rows import CardCell, Section
 from flows.stages import CHAT_MODELS, Stage
+from tasks.names import TASKS
 
 _MAX_LOSSES = 3  # that a line names
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
@@ -144,8 +145,30 @@ def summary(metrics: Mapping[str, Any], chat: ChatScores) -> Iterator[str]:
         yield chat.losses
 
 
-def chat_section(chat: ChatScores, *, rl_task: str, failures: Sequence[str]) -> Section:
-    """Return the scores of every task by model; `failures` say why one could not be evaluated."""
+def _describe_questions(tasks: Iterable[str], data: Artifact) -> str:
+    """Return which tasks are English or the user's own, and how many questions training has too."""
+    datasets = data.read_json("task_data.json")["datasets"]
+    found = {name: datasets[name] for name in tasks if name in datasets}
+    parts = (
+        [f"In English: {', '.join(english)}."] if (english := sorted({*found} & {*TASKS})) else []
+    )
+    if own := [name for name, data in found.items() if data["kind"] == "own"]:
+        parts.append(f"From a file of the user's own, in its language: {', '.join(own)}.")
+    asked = [
+        f"{data['overlap']} of {data['test']} of {name}"
+        for name, data in found.items()
+        if data["overlap"]
+    ]
+    return " ".join([*parts, f"Questions that training has too: {', '.join(asked) or 'none'}."])
+
+
+def chat_section(
+    chat: ChatScores, *, rl_task: str, data: Artifact, failures: Sequence[str]
+) -> Section:
+    """Return the scores of every task by model; `failures` say why one could not be evaluated.
+
+    `data` is the artifact of the stage task_data.
+    """
     return Section(
         title="Scores",
         notes=(
@@ -156,6 +179,7 @@ def chat_section(chat: ChatScores, *, rl_task: str, failures: Sequence[str]) -> 
             "Share of questions answered correctly with one greedy answer each (pass@1), its 95 % "
             "interval, and the difference from the stage before. A loss whose interval leaves out "
             "0 is marked.",
+            _describe_questions(chat.tasks, data),
         ),
         style="scores",
         head=("task", *(model.label for model in chat.models)),
@@ -188,8 +212,8 @@ def core_section(scores: Mapping[str, Any]) -> Section | None:
     return Section(
         title="CORE",
         notes=(
-            "What the base model knows, over the tasks of DCLM: the mean of what is above "
-            "guessing. The shaded range is the 95 % interval, the upright line GPT-2.",
+            "What the base model knows, over the tasks of DCLM, in English: the mean of what is "
+            "above guessing. The shaded range is the 95 % interval, the upright line GPT-2.",
         ),
         meter=CardCell(
             text, (f"GPT-2 {GPT2_CORE}",), span=span, at=core and core.value, mark=GPT2_CORE

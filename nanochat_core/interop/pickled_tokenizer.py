@@ -14,7 +14,8 @@ from typing import Any
 import tiktoken
 
 from nanochat_core.errors import ModelError, reason_of
-from nanochat_core.tokenizer.bpe import KNOWN_PATTERNS, SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS
 from tasks.user_files import FileFault, check_lfs
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one

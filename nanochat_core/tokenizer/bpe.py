@@ -21,6 +21,7 @@ import tiktoken
 
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.job import sync_directory, write_json
+from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS, SPLIT_PATTERN
 
 FORMAT = 1
 RANKS_FILE = "tokenizer.tiktoken"
@@ -37,43 +38,6 @@ SPECIAL_TOKENS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-# GPT-4's split pattern, but digits in groups of at most two: three would spend a thousand tokens of
-# a small vocabulary on numbers.
-SPLIT_PATTERN = "|".join(
-    (
-        r"'(?i:[sdmt]|ll|ve|re)",
-        r"[^\r\n\p{L}\p{N}]?+\p{L}+",
-        r"\p{N}{1,2}",
-        r" ?[^\s\p{L}\p{N}]++[\r\n]*",
-        r"\s*[\r\n]",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-# The patterns that a tokenizer may have, and the one that is run: it matches the same pieces, here
-# 1.8 times as fast. Others are refused: one that comes with a model may take minutes for a short
-# text, and an hour for a long one. The regex engine runs a group on its automaton if it
-# has neither lookahead nor possessive quantifiers; here that is all but runs of whitespace. A
-# possessive quantifier makes no difference if what follows cannot begin with what it consumed.
-KNOWN_PATTERNS = {
-    SPLIT_PATTERN: "|".join(
-        (
-            "(?:"
-            + "|".join(
-                (
-                    r"'(?i:[sdmt]|ll|ve|re)",
-                    r"[^\r\n\p{L}\p{N}]?\p{L}+",
-                    r"\p{N}{1,2}",
-                    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-                    r"\s*[\r\n]",
-                )
-            )
-            + ")",
-            r"\s+(?!\S)",
-            r"\s+",
-        )
-    )
-}
 # The pattern backtracks over a run of whitespace, on a stack that ends near a million characters.
 _PIECE_CHARS = 100_000
 
@@ -94,8 +58,10 @@ class Tokenizer:
         )
 
     @classmethod
-    def train(cls, texts: Iterator[str], *, vocab_size: int) -> Self:
+    def train(cls, texts: Iterator[str], *, vocab_size: int, pattern: str = SPLIT_PATTERN) -> Self:
         """Learn a vocabulary of exactly `vocab_size` tokens, special ones included.
+
+        `pattern` is one of KNOWN_PATTERNS.
 
         Raises DataError if the text has too few different words for that many tokens.
         """
@@ -108,7 +74,7 @@ class Tokenizer:
                 f"a vocabulary of {vocab_size} is too small",
                 hint=f"bytes and special tokens alone need {256 + len(SPECIAL_TOKENS)}",
             )
-        fast = KNOWN_PATTERNS[SPLIT_PATTERN]
+        fast = KNOWN_PATTERNS[pattern]
         learnt.train_from_iterator(texts, num_ordinary, pattern=fast)
         ranks = {bytes(token): rank for token, rank in learnt.get_mergeable_ranks()}
         if len(ranks) < num_ordinary:
@@ -117,7 +83,7 @@ class Tokenizer:
                 f"{vocab_size} were asked for",
                 hint="use more text or a smaller tokenizer.vocab_size",
             )
-        return cls(ranks)
+        return cls(ranks, pattern=pattern)
 
     @classmethod
     def load(cls, directory: Path) -> Self:

@@ -16,6 +16,7 @@ from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.evaluation import HELD_OUT, evaluate
+from nanochat_core.tokenizer.patterns import PATTERNS
 
 MEASURED_CHARS = 2_000_000  # of validation text, to say how well the vocabulary fits
 _LEARNING_TIMES = 4.0  # minutes for billions of characters on a fast machine
@@ -35,7 +36,9 @@ def run(job: Job) -> dict[str, Any]:
     )
     # It counts words and merges pairs in one call into Rust, which cannot beat after the last text.
     with HEARTBEAT.busy("learning the vocabulary", times=_LEARNING_TIMES):
-        tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
+        tokenizer = Tokenizer.train(
+            texts, vocab_size=config.vocab_size, pattern=PATTERNS[config.pattern]
+        )
     progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
     tokenizer.save(job.output)
     held_out = limited_texts(

@@ -38,10 +38,15 @@ class Question:
 @functools.cache
 def questions() -> tuple[Question, ...]:
     """Return the questions of `people.toml`, in its order."""
+    return read_questions(Path(__file__).with_name("people.toml"))
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Return the questions of a file like `people.toml`, in its order."""
     # Imported here: a plan loads this module and reads no questions.
     import tomllib
 
-    tree = tomllib.loads(Path(__file__).with_name("people.toml").read_text(encoding="ascii"))
+    tree = tomllib.loads(path.read_text(encoding="utf-8"))
     return tuple(
         Question(
             text=entry["text"],

@@ -124,6 +124,13 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
             ),
             "samples.jsonl": make_samples(("The capital of France is", answer)),
         }
+    if stage == "task_data":
+        datasets = {
+            "arithmetic": {"kind": "generated", "test": 200, "overlap": 0},
+            "letters": {"kind": "own", "test": 100, "overlap": 0},
+            "spelling": {"kind": "generated", "test": 100, "overlap": 0},
+        }
+        return {"task_data.json": json.dumps({"datasets": datasets})}
     files = {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
     return files | ({"samples.jsonl": make_paid_samples(answer)} if stage == "rl" else {})
 

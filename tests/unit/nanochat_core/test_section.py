@@ -7,7 +7,7 @@ from nanochat_core.config import DatasetConfig, ModelConfig, NumericsConfig, Tas
 from nanochat_core.eras import numerics
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import model_for_depth
-from nanochat_core.section import NEUTRAL, Section
+from nanochat_core.section import NEUTRAL, Section, check_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,9 @@ def test_a_dataset_has_a_name_that_can_be_a_folders(name):
 
 def test_counts_of_a_dataset_are_none_or_not_below_zero():
     assert dataset().num_train is None
-    with pytest.raises(ConfigError, match="num_test of letters is -1, expected at least 0"):
-        dataset(num_test=-1)
+    data = TaskDataConfig(datasets=(dataset(num_test=-1),))
+    with pytest.raises(ConfigError, match=r"datasets\[0\].num_test is -1, expected at least 0"):
+        check_counts("", data, may_be_zero=("num_test",))
 
 
 def test_a_dataset_is_named_once():

@@ -51,20 +51,20 @@ def test_no_grader_goes_without_a_baseline():
         Grader(is_correct=lambda conversation, answer: True)
 
 
-def test_a_dataset_of_a_person_has_no_grading():
-    assert not registry.is_gradable("my-letters")
-
-
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda: registry.generate("gsm9k", "train", 1, grade=1, seed=0),
-        lambda: registry.grader_of("gsm9k").is_correct(GOOD, ""),
-    ],
+    ("answer", "is_right"), [("b", True), (" B\n", True), ("bb", False), ("", False)]
 )
-def test_an_unknown_task_is_refused_with_those_there_are(call):
+def test_an_answer_to_a_file_of_a_person_is_right_if_it_is_the_expected_one(answer, is_right):
+    assert registry.is_gradable("my-letters")
+    assert registry.are_correct("my-letters", [(GOOD, answer)]) == [is_right]
+    parts = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
+    messages = [GOOD["messages"][0], {"role": "assistant", "content": parts}]
+    assert registry.grader_of("my-letters").is_correct({"messages": messages}, "<<1+1=2>>")
+
+
+def test_an_unknown_task_is_refused_with_those_there_are():
     with pytest.raises(TaskError, match=r"no task 'gsm9k' \(one of: arc_challenge, arc_easy, ari"):
-        call()
+        registry.generate("gsm9k", "train", 1, grade=1, seed=0)
 
 
 def test_an_unknown_split_is_refused():

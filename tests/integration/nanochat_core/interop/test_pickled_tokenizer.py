@@ -11,7 +11,8 @@ import tiktoken
 
 from nanochat_core.errors import ModelError
 from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
-from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS
+from nanochat_core.tokenizer.patterns import SPLIT_PATTERN
 from tests.support.nanochat_core.interop.models import Bomb, a_tokenizer
 
 pytestmark = pytest.mark.torch

@@ -17,7 +17,7 @@ from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
     *("plan", "run", "stage", "sweep", "miniseries", "status"),
-    *("accept", "config"),
+    *("accept", "config", "identity"),
     *("chat", "serve", "fetch", "pull", "push", "import", "report"),
     *("ls", "tag", "compare", "sql", "revoke", "gc", "data", "evals"),
     *("doctor", "up", "down", "infra", "bench", "completion"),

@@ -15,9 +15,9 @@ from nanochat_core.tokenizer.bpe import (
     RANKS_FILE,
     SETTINGS_FILE,
     SPECIAL_TOKENS,
-    SPLIT_PATTERN,
     Tokenizer,
 )
+from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS, PATTERNS, SPLIT_PATTERN
 
 VOCAB_SIZE = 400
 
@@ -112,11 +112,46 @@ def merges(pattern, num_ordinary):
     return [bytes(token) for token, _ in sorted(learnt.get_mergeable_ranks(), key=lambda m: m[1])]
 
 
-def test_training_learns_what_it_learns_under_the_published_pattern():
-    tokenizer = Tokenizer.train(tricky_texts(), vocab_size=256 + 400 + len(SPECIAL_TOKENS))
+@pytest.mark.parametrize("name", PATTERNS)
+def test_training_learns_what_it_learns_under_the_published_pattern(name):
+    pattern, vocab_size = PATTERNS[name], 256 + 400 + len(SPECIAL_TOKENS)
+    tokenizer = Tokenizer.train(tricky_texts(), vocab_size=vocab_size, pattern=pattern)
     ours = [tokenizer.decode_bytes([i]) for i in range(tokenizer.bos)]
-    assert ours == merges(SPLIT_PATTERN, 256 + 400)
-    assert {b"12", b"don", "\u00e9t\u00e9".encode(), "\u65e5\u672c".encode()} <= set(ours)
+    assert ours == merges(pattern, 256 + 400)
+    assert {b"don", "\u00e9t\u00e9".encode(), "\u65e5\u672c".encode()} <= set(ours)
+    assert (b"12" in ours) == (name != "gpt4")  # there "123" is one piece
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("nanochat", ["ab", "12", "34", " \u0939", "\u093f\u0928", "\u094d\u0926", "\u0940"]),
+        ("gpt4", ["ab", "123", "4", " \u0939", "\u093f\u0928", "\u094d\u0926", "\u0940"]),
+        ("multilingual", ["ab", "12", "34", " \u0939\u093f\u0928\u094d\u0926\u0940"]),
+    ],
+)
+def test_what_a_pattern_splits(name, pieces):
+    # The word "Hindi" in its own script has three marks.
+    text = "ab1234 \u0939\u093f\u0928\u094d\u0926\u0940"
+    for pattern in (PATTERNS[name], KNOWN_PATTERNS[PATTERNS[name]]):
+        # Every distinct piece becomes a token of its own, once all its merges are learnt.
+        learnt = rustbpe.Tokenizer()
+        learnt.train_from_iterator(iter([text] * 2), 256 + 40, pattern=pattern)
+        ranks = {bytes(token): rank for token, rank in learnt.get_mergeable_ranks()}
+        encoding = tiktoken.Encoding(
+            name=name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+        )
+        assert [encoding.decode([i]) for i in encoding.encode(text)] == pieces
+
+
+def test_a_saved_tokenizer_has_its_pattern(tmp_path):
+    pattern = PATTERNS["multilingual"]
+    made = Tokenizer.train(tricky_texts(), vocab_size=600, pattern=pattern)
+    made.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.pattern == pattern
+    assert loaded.digest() == made.digest()
+    assert loaded.digest() != Tokenizer(made.ranks).digest()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +248,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
     [
         r"(?:\w+\s?)+x|[\s\S]",  # its time grows with the square of the text, or faster
         r"\w*(?=\w*!)|[\s\S]",
-        SPLIT_PATTERN.replace(r"\p{N}{1,2}", r"\p{N}{1,3}"),  # GPT-4's own
+        SPLIT_PATTERN.replace(r"\p{N}{1,2}", r"\p{N}{1,4}"),
         SPLIT_PATTERN + "|x",
         "(",  # does not compile
         "",

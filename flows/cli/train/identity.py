@@ -1,0 +1,114 @@
+"""`nanochat identity`: write conversations for a name of one's own, and plan a run with them."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.cli.options import DepthFlag, RunOptions, StoreOptions
+from flows.cli.output import print_line, print_lines
+from flows.cli.requests import read_request
+from flows.cli.train.plan import plan
+from flows.persona import make_persona, persona_lines, slug, with_persona
+from flows.profile_file import changes_to_toml
+from flows.profiles import open_profile
+from flows.run_request import shared
+from infra.storage.files import writing
+from nanochat_core.errors import ConfigError
+from tasks.generated.persona import Persona
+
+_FACT = "A fact, such as home=a greenhouse in Oslo? [no more]"
+
+
+def identity(
+    name: Annotated[str, Parameter(help="The name that the model gets.")],
+    /,
+    *,
+    maker: Annotated[str | None, Parameter(help=f"Who made it. Default: {Persona.maker}.")] = None,
+    character: Annotated[
+        str | None, Parameter(help=f"What it is, after its name. Default: {Persona.character}.")
+    ] = None,
+    fact: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative="",
+            show_default=False,
+            help="A fact, as ABOUT=VALUE: home, color, food, hobby, age, or any other, such as "
+            '"best friend=a hedgehog called Otto". May be repeated.',
+        ),
+    ] = (),
+    profile: Annotated[
+        str, Parameter(help="The profile that is trained with it, or its TOML file.")
+    ] = "tiny",
+    depth: DepthFlag = None,
+    to: Annotated[Path, Parameter(help="Directory the two files go to.")] = Path(),
+    force: Annotated[bool, Parameter(negative="", help="Replace the files if they exist.")] = False,
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Give a model a name, a character and facts: write its conversations, and show the plan.
+
+    Writes NAME.jsonl, conversations that you may edit, and NAME.toml, a run whose midtraining, SFT
+    and evaluation have them in place of those about nanochat. Trains nothing: `nanochat run
+    NAME.toml` does. On a terminal without options it asks; Enter takes the default.
+    """
+    options = RunOptions(**shared(RunOptions, place), depth=depth)
+    request = read_request(profile, options)
+    run = open_profile(
+        request.profile, depth=request.depth, overrides=request.overrides, snapshots=False
+    ).run
+    if (maker, character, fact) == (None, None, ()) and sys.stdin.isatty():
+        maker, character, fact = _ask(name)
+    found = make_persona(
+        name, maker=maker or Persona.maker, character=character or Persona.character, facts=fact
+    )
+    file = slug(found.name)
+    data, settings = (to.expanduser() / f"{file}.{ending}" for ending in ("jsonl", "toml"))
+    if (existing := [path for path in (data, settings) if path.exists()]) and not force:
+        raise ConfigError(
+            f"{existing[0]} exists", hint="choose another directory with --to, or add --force"
+        )
+    about = [
+        f"{found.name}: its conversations are in {data.name}. Run it: nanochat run {settings.name}",
+        "Written by: " + shlex.join(_again(found, profile, depth)),
+    ]
+    with writing(data, ConfigError, hint="choose another directory with --to"):
+        data.parent.mkdir(parents=True, exist_ok=True)
+        data.write_text(
+            "".join(f"{line}\n" for line in persona_lines(run, found)), encoding="utf-8"
+        )
+        text = changes_to_toml(request, with_persona(run, found, data.name), name=file, about=about)
+        settings.write_text(text, encoding="utf-8")
+    print_lines([f"{path}: written" for path in (data, settings)])
+    print_line("")
+    plan(str(settings), options=RunOptions(**shared(RunOptions, place)))
+    where = shlex.join([str(settings), *place.argv])
+    print_lines(["", f"train it:      nanochat run {where}"])
+    print_lines([f"talk to it:    nanochat chat {shlex.join([file, *place.argv])}"])
+    return 0
+
+
+def _ask(name: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return maker, character and facts as answered on the terminal; "" means the default."""
+    maker = _answer(f"Who made it? [{Persona.maker}]")
+    character = _answer(f'What is it? "I am {name}, ..." [{Persona.character}]')
+    return maker, character, tuple(iter(lambda: _answer(_FACT), ""))
+
+
+def _answer(question: str) -> str:
+    """Return what is typed on the terminal, "" for the end of the input."""
+    try:
+        return input(f"{question} ").strip()
+    except EOFError:
+        return ""
+
+
+def _again(found: Persona, profile: str, depth: int | None) -> list[str]:
+    """Return the command that writes the files of a persona."""
+    words = ["nanochat", "identity", found.name, "--maker", found.maker]
+    words += ["--character", found.character]
+    for about, value in found.facts:
+        words += ["--fact", f"{about}={value}"]
+    words += [] if profile == "tiny" else ["--profile", profile]
+    return words if depth is None else [*words, "--depth", str(depth)]

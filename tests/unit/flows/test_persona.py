@@ -1,0 +1,109 @@
+"""A run with a persona: its mixtures and evaluation, in every profile, also from the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.persona import make_persona, persona_lines, slug, with_persona
+from flows.profile_file import changes_to_toml, read_profile_file
+from flows.profiles import PROFILES, open_profile
+from flows.run_request import RunRequest
+from nanochat_core.errors import ConfigError
+from tasks.generated.persona import Persona
+
+JUNIPER = Persona(name="Juniper", maker="Ada")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_file_takes_the_place_of_the_tasks_that_say_who_the_model_is(profile: str) -> None:
+    run = open_profile(profile, snapshots=False).run
+    found = with_persona(run, JUNIPER, "juniper.jsonl")
+    datasets = {data.name: data.path for data in found.task_data.datasets}
+    assert datasets["juniper"] == "juniper.jsonl"
+    assert not {"identity", "conversation"} & datasets.keys()
+    for chat, before in ((found.midtrain, run.midtrain), (found.sft, run.sft)):
+        own = [entry for entry in chat.mixture if entry.task == "juniper"]
+        assert len(own) == bool(before.mixture)
+        others = [e for e in before.mixture if e.task not in ("identity", "conversation")]
+        assert [entry for entry in chat.mixture if entry.task != "juniper"] == others
+    assert [task.name for task in found.chat_eval.tasks].count("juniper") == 1
+
+
+def test_a_run_on_conversations_keeps_their_number_and_which_stage_has_which() -> None:
+    run = open_profile("tiny", snapshots=False).run
+    found = with_persona(run, JUNIPER, "juniper.jsonl")
+    shares = [(c.mixture[0].skip, c.mixture[0].num_examples) for c in (found.midtrain, found.sft)]
+    assert shares == [(0, 5600), (5600, 4500)]
+
+
+def test_other_profiles_get_conversations_about_the_persona_alone() -> None:
+    run = open_profile("d12", snapshots=False).run
+    lines = [json.loads(line) for line in persona_lines(run, JUNIPER)]
+    assert len(lines) == 1100
+    assert not [line for line in lines if "spell" in json.dumps(line)]
+    found = with_persona(run, JUNIPER, "juniper.jsonl")
+    [entry] = [entry for entry in found.midtrain.mixture if entry.task == "juniper"]
+    assert (entry.num_examples, entry.epochs) == (None, 2)
+
+
+@pytest.mark.parametrize(("profile", "depth"), [("tiny", None), ("tiny", 4), ("d20_seed", None)])
+def test_the_file_of_settings_gives_the_same_run(
+    profile: str, depth: int | None, tmp_path: Path
+) -> None:
+    run = open_profile(profile, depth=depth, snapshots=False).run
+    path = str(tmp_path / "juniper.jsonl")
+    wanted = with_persona(run, JUNIPER, path)
+    request = RunRequest(profile=profile, depth=depth)
+    text = changes_to_toml(request, wanted, name="juniper", about=["one", "two"])
+    (tmp_path / "juniper.toml").write_text(text, encoding="utf-8")
+    read = read_profile_file(tmp_path / "juniper.toml")
+    found = open_profile(read.profile, depth=read.depth, overrides=read.overrides, snapshots=False)
+    assert found.run == wanted
+    assert read.run_name == "juniper"
+    assert text.startswith("# one\n# two\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Juniper", "juniper"),
+        ("Zoë & Co.", "zoe-co"),
+        ("小明", "persona"),
+        ("Tiny", "tiny-persona"),
+        ("SFT", "sft-persona"),
+        ("Spelling", "spelling-persona"),
+    ],
+)
+def test_files_have_a_name_that_nothing_else_has(name: str, expected: str) -> None:
+    assert slug(name) == expected
+
+
+def test_a_fact_is_about_something_of_the_models() -> None:
+    found = make_persona(
+        " Juniper ",
+        maker="Ada",
+        character="a gardener.",
+        facts=("My best friend = a hedgehog.", "your home=Oslo"),
+    )
+    assert found.facts == (("best friend", "a hedgehog"), ("home", "Oslo"))
+    assert (found.name, found.character) == ("Juniper", "a gardener")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"facts": ("green",)}, "'green' is not of the form ABOUT=VALUE"),
+        ({"facts": ("=green",)}, "is not of the form"),
+        ({"facts": ("color=",)}, "is not of the form"),
+        ({"facts": ("home=a", "my home=b")}, "two facts about 'home'"),
+        ({"name": ""}, "'' cannot be said"),
+        ({"maker": "a{b}"}, "cannot be said"),
+        ({"character": "a\nb"}, "cannot be said"),
+    ],
+)
+def test_a_wrong_persona_is_refused_with_a_hint(changes: dict[str, object], error: str) -> None:
+    values = {"name": "Juniper", "maker": "Ada", "character": "a gardener", "facts": ()} | changes
+    with pytest.raises(ConfigError, match=error) as caught:
+        make_persona(values.pop("name"), **values)  # pyright: ignore[reportArgumentType]
+    assert caught.value.hint
