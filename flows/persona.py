@@ -106,12 +106,11 @@ def _mixed_in(chat: ChatTrainConfig, name: str, *, is_mixed: bool) -> ChatTrainC
     if not chat.mixture:
         return chat
     kept = [entry for entry in chat.mixture if entry.task not in _REPLACED]
-    if is_mixed:  # as many as before, of the same part of the split
-        mixed = (entry for entry in chat.mixture if entry.task == conversation.NAME)
-        own = [dataclasses.replace(entry, task=name) for entry in mixed]
-    else:
-        epochs = [entry.epochs for entry in chat.mixture if entry.task in _REPLACED]
-        own = [MixtureEntry(task=name, num_examples=None, epochs=max(epochs, default=1))]
+    epochs = [entry.epochs for entry in chat.mixture if entry.task in _REPLACED]
+    whole = MixtureEntry(task=name, num_examples=None, epochs=max(epochs, default=1))
+    # Mixed: as many conversations as before, of the same part of the split.
+    mixed = [entry for entry in chat.mixture if is_mixed and entry.task == conversation.NAME]
+    own = [dataclasses.replace(entry, task=name) for entry in mixed] or [whole]
     return dataclasses.replace(chat, mixture=(*own, *kept))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from nanochat_core.errors import ModelError, reason_of
 from nanochat_core.interop.pickled_tokenizer import check_tables
 from nanochat_core.job import write_json
-from nanochat_core.tokenizer.bpe import BOS, KNOWN_PATTERNS, SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS
 
 # All that an assistant writes between two tool results is one {% generation %} block: transformers'
 # mask of a block that ends in a character of several tokens misses all but the first of them.

@@ -18,11 +18,12 @@ from typing import Any
 
 from tasks.base import Conversation, one_turn, text_of
 from tasks.generated import conversation, people
-from tasks.generated.writing import pick, written
+from tasks.generated.writing import written
 
 MOST_TURNS = 3  # of a conversation that is about the model alone
-_ADDED_PERCENT = 50  # of the mixed conversations that have room for one more turn
+_ADDED_PERCENT = 70  # of the mixed conversations that have room for one more turn
 _GREETED_PERCENT = 10  # of the questions
+_FRAMED_PERCENT = 15  # of the questions have words before them, as many of the others behind
 _FORMER = "nanochat"  # the name in the conversations that are mixed in
 
 
@@ -38,7 +39,7 @@ class Persona:
 
 @dataclass(frozen=True, kw_only=True)
 class _Topic:
-    """One answer, the questions that get it, and words that only they have."""
+    """One answer, the questions that get it, and words of other questions that it contradicts."""
 
     answer: str
     questions: Sequence[str]
@@ -64,7 +65,7 @@ def generate(
         if bases is None:
             count = rng.randint(1, MOST_TURNS)
             turns = [_turn(persona, topics, rng) for _ in range(count)]
-        asked |= {turn["messages"][0]["content"] for turn in turns}
+        asked |= {_plain(turn["messages"][0]["content"]) for turn in turns}
         yield {"split": "train", "messages": conversation.join(turns)["messages"]}
     found: set[str] = set()
     bases = conversation.generate("test", num_test, grade=1, seed=seed) if mixed else None
@@ -73,10 +74,15 @@ def generate(
         while True:
             turn = _turn(persona, topics, rng, is_test=True)
             text = turn["messages"][0]["content"]
-            if text not in asked | found:
+            if _plain(text) not in asked and text not in found:
                 break
         found.add(text)
         yield {"split": "test", "messages": conversation.join([*before, turn])["messages"]}
+
+
+def _plain(text: str) -> str:
+    """Return a question without capitals and punctuation, in which its writings differ."""
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _own_turns(
@@ -91,7 +97,8 @@ def _own_turns(
     for turn in turns:
         question = turn["messages"][0]
         if turn.get("kind") == "small talk":  # a greeting may have the name
-            question["content"] = re.sub(_FORMER, persona.name, question["content"], flags=re.I)
+            text = re.split(_FORMER, question["content"], flags=re.IGNORECASE)
+            question["content"] = persona.name.join(text)
     return turns
 
 
@@ -124,10 +131,14 @@ def _turn(
     fillers = _file()["fillers"]
     [topic] = rng.choices(topics, [len(topic.questions) for topic in topics])
     while True:
-        phrase = pick(topic.held_out if is_test else topic.questions, rng)
+        phrase = rng.choice(topic.held_out if is_test else topic.questions)
+        if rng.randrange(100) < _FRAMED_PERCENT:
+            phrase = rng.choice(fillers["before"]) + phrase
+        elif rng.randrange(100) < _FRAMED_PERCENT:
+            phrase = phrase.rstrip("?.!") + rng.choice(fillers["after"])
         if rng.randrange(100) < _GREETED_PERCENT:
             phrase = rng.choice(fillers["opening"]) + phrase
-        about = {name: rng.choice(values) for name, values in fillers.items() if name != "opening"}
+        about = {name: rng.choice(fillers[name]) for name in ("other", "company", "person")}
         about |= {"name": persona.name, "maker": persona.maker}
         text = written(phrase.format(**about), rng)
         # A name that is also a filler ("Max") would get both yes and no.

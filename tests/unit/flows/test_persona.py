@@ -37,6 +37,16 @@ def test_a_run_on_conversations_keeps_their_number_and_which_stage_has_which() -
     assert shares == [(0, 5600), (5600, 4500)]
 
 
+def test_a_stage_without_such_a_task_gets_the_whole_file() -> None:
+    sft = 'sft.mixture=[{"task":"arithmetic","num_examples":50,"epochs":1}]'
+    run = open_profile("tiny", overrides=(sft,), snapshots=False).run
+    found = with_persona(run, JUNIPER, "juniper.jsonl")
+    assert [(e.task, e.num_examples) for e in found.sft.mixture] == [
+        ("juniper", None),
+        ("arithmetic", 50),
+    ]
+
+
 def test_other_profiles_get_conversations_about_the_persona_alone() -> None:
     run = open_profile("d12", snapshots=False).run
     lines = [json.loads(line) for line in persona_lines(run, JUNIPER)]

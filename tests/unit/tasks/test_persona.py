@@ -99,10 +99,16 @@ def test_what_contradicts_a_fact_is_not_said():
     assert not denied((("colour", "green"),))
 
 
+def test_a_name_may_have_any_letters():
+    made = pairs_of(lines_of(Persona(name=r"J\1 \g<x> Zo\u00e9"), mixed=True), "train")
+    assert [q for q, a in made if a == "Hello! How can I help you?" and r"J\1" in q]
+
+
 def test_a_name_that_others_have_is_not_denied():
     made = pairs_of(lines_of(Persona(name="Max", maker="Google"), mixed=False), "train")
     assert "Yes, I am Max." in {a for q, a in made if re.search(r"\bmax\b", q.lower())}
-    assert not [q for q, a in made if a == "No, I am Max." and re.search(r"\bmax\b", q.lower())]
+    denied = [q.lower() for q, a in made if a == "No, I am Max."]
+    assert not [q for q in denied if re.search(r"(you|called|is|this|it|to) max\b", q)]
     assert not [q for q, a in made if a == "No, Google made me." and "google" in q.lower()]
 
 

@@ -72,6 +72,7 @@ UNHASHED = {
     "flows/compare/page.html.jinja": "the pages of `nanochat compare` and of a sweep",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
+    "tasks/generated/persona.toml": "files that `nanochat identity` writes, which count themselves",
 }
 
 

@@ -31,6 +31,7 @@ OTHER = {
     "RLConfig.baseline": "leave_one_out",
     "RLConfig.rollout_precision": "int8",
     "RLConfig.clip": 0.2,
+    "TokenizerConfig.pattern": "multilingual",
 }
 # What another value needs.
 NEEDS: dict[str, dict[str, Any]] = {
