@@ -25,7 +25,7 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train import rl
-from tasks.base import Task, TaskError, one_turn, text_of
+from tasks.base import Task, TaskError, text_of
 from tasks.kinds import multiple_choice
 from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask
@@ -225,18 +225,6 @@ def test_a_conversation_that_fills_the_context_is_answered_by_nothing(model, tok
     answers = greedy_answers(engine, [long, short, long], max_new_tokens=5)
     assert answers[0] == answers[2] == ""
     assert answers[1] == greedy_answers(engine, [short], max_new_tokens=5)[0] != ""
-
-
-def test_an_answer_to_a_file_of_a_person_is_compared_with_the_expected_one(model, tokenizer):
-    engine = Engine(copy.deepcopy(model), tokenizer)
-    write_always(engine, "I am")
-    examples = [one_turn("Who?", answer) for answer in ("I am", "i am ", "You are")]
-    entry = EvalTaskConfig(name="juniper", max_examples=3, max_new_tokens=9)
-    task = Task(name="juniper", split="test", examples=examples)
-    found = chat.evaluate_block(lambda *of: chat.answer_turns(engine, *of), task, range(3), entry)
-    assert [record["correct"] for record in found] == [True, True, False]
-    assert [record["prompt"] for record in found] == ["Who?"] * 3
-    assert [record["expected"] for record in found] == ["I am", "i am ", "You are"]
 
 
 def test_a_task_without_data_or_without_right_answers_is_named(make, task_data_dir, tmp_path):
