@@ -202,7 +202,6 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(toys, tmp_path
     with pytest.raises(JobFailed):
         build(stage, one, {}, force=False)
     kept = {e.key: one.store.get(e.key) for e in one.store.list("train/") if "/step-" in e.key}
-    assert kept
     raise_redo(
         two.store, identity_in(two, stage).ref, RedoCounter(), RedoCounter(number=1, runs=("run",))
     )

@@ -133,8 +133,6 @@ def test_a_reader_that_leaves_ends_the_chat_quietly(model):
     with subprocess.Popen(
         [*command, "-p", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.read(1)
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -26,7 +26,6 @@ def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(terminal
     runs = [entry.key for entry in store.list("runs/mine-")]
     assert len(runs) == 2
     found = find_run(store, max(runs).removeprefix("runs/").removesuffix(".json"))
-    assert found is not None
     assert found.status == "interrupted"
     assert set(found.stages) == {"shards", "tokenizer"}
 
@@ -53,8 +52,6 @@ def test_a_run_with_an_id_resumes_and_builds_anew_once(terminal, store, tmp_path
     assert "cached  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
     assert "built  file://" in terminal.said("stage", "tiny", "tokenizer", *words)[-1]
     found = find_run(store, "slurm-7")
-    assert found is not None
-    assert first is not None
     assert found.started == first.started
     assert set(found.stages) == {"shards", "tokenizer"}
     error, hint = terminal.fails("stage", "tiny", "shards", *words, "--depth", "2")
@@ -88,7 +85,6 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
     assert hint == "hint: run the same command again: it looks for its artifacts anew"
     ended = find_run(store, "second")
-    assert ended is not None
     assert ended.status == "failed"
 
 

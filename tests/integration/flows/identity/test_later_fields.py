@@ -84,7 +84,6 @@ def with_default(key: str, value: Any) -> str:
     )
     if isinstance(declared, ast.Call):
         declared = next(word.value for word in declared.keywords if word.arg == "default")
-    assert declared is not None
     lines = SOURCE.splitlines()
     line = lines[declared.lineno - 1]
     end = declared.end_col_offset

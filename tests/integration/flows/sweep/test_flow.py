@@ -57,7 +57,6 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     assert "p4 s2 / pretrain" not in tasks
     store = toys.context().store
     run = find_run(store, "toy-p2-s3-sweep-whole")
-    assert run is not None
     assert (run.status, set(run.stages)) == ("finished", {"text", "pretrain"})
     assert find_run(store, "toy-p4-s2-sweep-whole") is None
     assert artifacts("sweep-toy-models")

@@ -114,14 +114,12 @@ def store(tmp_path: Path) -> LocalStore:
 def test_an_artifact_of_the_format_before_is_found(store):
     found = find_manifest(store, ArtifactRef("eval", FINGERPRINT))
 
-    assert found is not None
     assert found.files[0].content is None
 
 
 def test_a_run_of_the_format_before_is_found_and_written_in_todays(store):
     found = runs.find_run(store, "tiny-1-a")
 
-    assert found is not None
     assert found.stages == {"eval": FINGERPRINT}
     assert found.upstream == {}
     runs.write_run(store, found)

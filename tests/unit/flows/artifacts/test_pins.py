@@ -42,7 +42,6 @@ class Waiter:
         self.store.now += seconds
         self.looks -= 1
         if self.looks == 0:
-            assert self.held is not None
             self.held.release()
             self.held = None
 

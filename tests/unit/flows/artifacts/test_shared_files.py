@@ -168,7 +168,6 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store, tmp_path):
             return
         (key,) = store.names(PINS)
         found = find_pin(store, key)
-        assert found is not None
         places.extend(found.artifacts)
 
     publish_shards(store, tmp_path, 3, check_lease=check_lease)

@@ -33,7 +33,6 @@ def age(store, *, days):
 def age_marks(store, *, days):
     """Have the last collection lie some days back."""
     tree = find_document(store, MARK, format=FORMAT)
-    assert tree is not None
     marks = {name: seen - days * 86400 for name, seen in tree["marks"].items()}
     store.put(MARK, encode_record({"marks": marks}, format=FORMAT))
 

@@ -65,6 +65,5 @@ def test_a_known_gpu_is_forecast_by_its_data_sheet_and_own_memory():
     spec = gpu.measured_spec(
         {"gpu": "NVIDIA A100-SXM4-80GB", "memory": 7e10, "read": 1.0, "bf16": 1.0}
     )
-    assert spec is not None
     assert (spec.bf16, spec.memory) == (312e12, 7e10)
     assert gpu.measured_spec({"gpu": "GPU Z", "memory": 7e10}) is None

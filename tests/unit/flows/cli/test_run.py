@@ -21,7 +21,6 @@ def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path):
 
     line = first_chat(("--home", "here"), "sft", event)
 
-    assert line is not None
     assert line.endswith(f": nanochat chat {model.name} --home here")
     assert first_chat((), "rl", event) is None
     assert first_chat((), "sft", {**event, "kind": "cached"}) is None

@@ -161,7 +161,6 @@ def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_command(hom
         terminal.shows("status tiny-d1-2")
     for run in ("tiny-2", "tiny-d1-1", "other-7"):
         found = find_run(store, run)
-        assert found is not None
         assert (found.status, found.ended is not None) == ("interrupted", True)
 
 
@@ -170,7 +169,6 @@ def test_any_command_that_shows_runs_records_the_end(home, store, words):
     die(home, store, "tiny-2")
     assert main(words.split()) == ("-f" in words)
     found = find_run(store, "tiny-2")
-    assert found is not None
     assert found.status == "interrupted"
 
 

@@ -72,7 +72,6 @@ def test_what_was_accepted_is_up_to_date_and_so_is_all_but_the_report_that_shows
 
 def test_what_was_accepted_is_the_latest_of_its_stage_and_remembers_what_it_came_from(full_house):
     first = full_house.plan().of("sft").manifest
-    assert first
     refactor(full_house, "sft")
     second = take(full_house, "sft").manifest
     assert next(newest_manifests(full_house.store, "sft", 5)) == second
@@ -80,7 +79,6 @@ def test_what_was_accepted_is_the_latest_of_its_stage_and_remembers_what_it_came
     third = take(full_house, "sft").manifest
     assert accepted_from(third) == (second.ref, first.ref)
     assert third.files == first.files
-    assert third.accepted is not None
     assert third.accepted["code"] == first.preimage["code"]
 
 
@@ -114,7 +112,6 @@ def test_an_input_made_anew_with_the_same_contents_is_the_same(house):
     refactor(house, "sft")
     acceptance = take(house, "sft")
     midtrain = house.plan().of("midtrain").manifest
-    assert midtrain
     assert acceptance.manifest.inputs["midtrain"].fingerprint == midtrain.fingerprint
 
 
@@ -131,7 +128,6 @@ def test_inputs_come_first(full_house):
 
 def test_another_format_of_the_files_may_be_accepted(full_house):
     old = full_house.plan().of("sft").manifest
-    assert old
     preimage = old.preimage | {"format": 7}
     other = dataclasses.replace(old, preimage=preimage, fingerprint=fingerprint_of(preimage))
     full_house.store.delete(f"sft/{old.fingerprint}/manifest.json")
@@ -145,7 +141,6 @@ def test_another_format_of_the_files_may_be_accepted(full_house):
 
 def test_the_latest_that_fits_is_offered_and_another_may_be_named(full_house):
     first = full_house.plan().of("sft").manifest
-    assert first
     refactor(full_house, "sft")
     second = full_house.build()["sft"]
     refactor(full_house, "sft", "AGAIN = 1")

@@ -47,7 +47,6 @@ def test_a_descendant_that_changed_has_its_own_change(full_house, shows):
 
 def test_what_was_accepted_is_revoked_with_the_artifact_it_came_from(full_house, shows):
     manifest = full_house.plan().of("sft").manifest
-    assert manifest
     origin = dataclasses.replace(manifest, fingerprint="a" * 64)
     taken = dataclasses.replace(manifest, accepted={**ACCEPTED, "from": "a" * 64})
     full_house.store.put(f"sft/{manifest.fingerprint}/manifest.json", taken.to_json())

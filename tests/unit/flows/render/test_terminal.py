@@ -287,6 +287,5 @@ def seconds_in(text: str) -> float:
     """The duration at the end of a text."""
     units = {"s": 1, "min": 60, "h": 3600, "days": 86400}
     found = re.search(r"(?:[\d.]+ (?:s|min|h|days) ?)+$", text)
-    assert found is not None
     words = found[0].split()
     return sum(float(n) * units[unit] for n, unit in zip(words[::2], words[1::2], strict=True))

@@ -24,7 +24,6 @@ def manifests_of(run: RunConfig) -> list[Manifest]:
 
 def run_again(found: Reproduction) -> RunConfig:
     """What the command would run."""
-    assert found.command is not None
     words = shlex.split(found.command.replace("\\\n", " "))
     assert words[:2] == ["nanochat", "run"]
     profile, *rest = words[2:]
@@ -90,7 +89,6 @@ def test_a_file_of_ones_own_is_named_by_what_it_held(tmp_path):
     asked = f"task_data.datasets={json.dumps(datasets)}"
     run = open_profile("tiny", overrides=[asked]).run
     found = reproduction_of(manifests_of(run))
-    assert found.command is not None
     assert str(tmp_path) not in found.command
     assert found.notes[-1].startswith("FILE of the dataset mine has sha256 ")
     filled = dataclasses.replace(found, command=found.command.replace('"FILE"', f'"{path}"'))

@@ -28,13 +28,11 @@ def planted(
 def test_a_planted_law_is_found_again():
     fit = fit_law(planted())
 
-    assert fit.law is not None
     assert fit.law.floor == pytest.approx(FLOOR, rel=1e-6)
     assert fit.law.scale == pytest.approx(SCALE, rel=1e-6)
     assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
     assert fit.doubts == ()
     prediction = fit.predict(NEXT)
-    assert prediction is not None
     assert prediction.value == pytest.approx(loss(NEXT), rel=1e-6)
     assert prediction.beyond == pytest.approx(NEXT / FLOPS[-1])
 
@@ -42,16 +40,13 @@ def test_a_planted_law_is_found_again():
 def test_ranges_are_no_wider_than_they_need_to_be():
     fit = fit_law(planted(noise=0.0005))
 
-    assert fit.floor_range is not None
     assert 0.3 < fit.floor_range.low < FLOOR < fit.floor_range.high < 0.6
 
 
 def test_a_floor_that_noise_hides_is_said_to_be_unknown():
     fit = fit_law(planted(noise=0.02))
 
-    assert fit.law is not None
     assert fit.law.floor == 0
-    assert fit.floor_range is not None
     assert fit.floor_range.low == 0
     assert fit.floor_range.high > FLOOR
     assert any("the floor is not determined" in doubt for doubt in fit.doubts)
@@ -60,7 +55,6 @@ def test_a_floor_that_noise_hides_is_said_to_be_unknown():
 def test_no_floor_is_found_where_there_is_none():
     fit = fit_law(planted(floor=0.0))
 
-    assert fit.law is not None
     assert fit.law.floor == pytest.approx(0.0, abs=1e-6)
     assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
 
@@ -68,12 +62,10 @@ def test_no_floor_is_found_where_there_is_none():
 def test_three_points_give_a_power_law_and_say_that_it_has_no_floor():
     fit = fit_law(planted(FLOPS[:3], noise=0.001))
 
-    assert fit.law is not None
     assert fit.law.floor == 0
     assert fit.exponent_range is None
     assert fit.floor_range is None
     prediction = fit.predict(NEXT)
-    assert prediction is not None
     assert prediction.range is None
     assert "no floor is fitted: it takes 4 models, here are 3" in fit.doubts[0]
     assert "unknown without a floor" in fit.doubts[1]
@@ -82,11 +74,9 @@ def test_three_points_give_a_power_law_and_say_that_it_has_no_floor():
 def test_two_points_give_a_line_and_no_word_on_how_sure_it_is():
     fit = fit_law([(1e18, 1.0), (1e20, 0.8)])
 
-    assert fit.law is not None
     assert fit.law.at(1e19) == pytest.approx((1.0 * 0.8) ** 0.5)
     assert fit.exponent_range is None
     prediction = fit.predict(1e21)
-    assert prediction is not None
     assert prediction.range is None
     assert any("its uncertainty is unknown" in doubt for doubt in fit.doubts)
 
@@ -127,8 +117,6 @@ def test_a_prediction_is_less_sure_the_farther_it_is():
     widths: list[float] = []
     for x in (2e19, 1e20, 1e21, 1e23):
         prediction = fit.predict(x)
-        assert prediction is not None
-        assert prediction.range is not None
         assert prediction.range.low < prediction.value < prediction.range.high
         widths.append(prediction.range.high - prediction.range.low)
     assert widths == sorted(widths)
