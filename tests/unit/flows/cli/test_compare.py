@@ -182,11 +182,11 @@ def test_equal_bytes_and_an_input_that_was_built_twice_are_named(store, terminal
 
 
 def test_every_kind_of_cause_is_named(store, terminal):
-    made = make_manifest("sft", code={"gone": "1"}, config={"sft": {"lr": 0.1, "gone": 1}})
+    made = make_manifest("sft", code={"gone": "1"}, config={"sft": {"lr": 0.3, "gone": {"b": 1}}})
     names = []
     for change in (
         *({}, {"format": 2}, {"redo": 1}, {"code": {"new": "1"}}),
-        {"config": {"sft": {"lr": 0.1 + 1e-12, "new": {"a": [1, 2]}}}},
+        {"config": {"sft": {"lr": 0.1 + 0.2, "new": {"a": [1, 2]}}}},  # 0.1 + 0.2 is not 0.3
     ):
         preimage = made.preimage | change
         facts = {"preimage": preimage, "fingerprint": fingerprint_of(preimage)}
