@@ -8,11 +8,13 @@ import re
 import shlex
 import signal
 import subprocess
-import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.flows.waiting import wait_until
 from tests.support.infra.deployed import INFRA, LEAST_GRACE, mistake
 
 SCRIPTS = {name: INFRA / "slurm" / f"{name}.sbatch" for name in ("run", "stage")}
@@ -71,186 +73,171 @@ def test_the_commands_in_its_head_are_ones_that_there_are(name: str) -> None:
     assert mistake(["nanochat", name, *words]) is None
 
 
-@BOTH
-def test_without_a_store_that_outlives_the_node_nothing_starts(name: str, tmp_path: Path) -> None:
-    with job(name, tmp_path, "exit 0", NANOCHAT_STORE="") as script:
+@dataclass(frozen=True)
+class End:
+    """What a script ended with, and what it asked of Slurm."""
+
+    code: int
+    out: str
+    err: str
+    requests: list[str]
+
+
+class SlurmJob:
+    """A job as Slurm starts it, on a node whose tools are stand-ins."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "bin").mkdir()
+
+    def run(self, name: str, run: str, *, stop: bool = False, **options: Any) -> End:
+        """Run a script to its end; `stop` it with SIGTERM once `run` has touched `up`."""
+        script = self.start(name, run, **options)
+        if stop:
+            wait_until((self.directory / "up").exists)
+            script.send_signal(signal.SIGTERM)
         out, err = script.communicate(timeout=SECONDS)
-    assert script.returncode == 1
-    assert err.splitlines()[0] == "error: NANOCHAT_STORE is not set"
-    assert "started" not in out
+        requests = self.directory / "requeued"
+        asked = requests.read_text().splitlines() if requests.exists() else []
+        return End(script.returncode, out, err, asked)
+
+    def start(
+        self,
+        name: str,
+        run: str,
+        *,
+        state: str = "RUNNING",
+        srun: str = 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+        words: tuple[str, ...] | None = None,
+        **environment: str,
+    ) -> "subprocess.Popen[str]":
+        """Start a script on a node whose `nanochat` does as `run` says."""
+        tools = self.directory / "bin"
+        for tool, body in {
+            "nanochat": f'[[ $1 == down ]] && exit; echo started "$@"; echo $$ > pid; {run}',
+            "srun": srun,
+            "scancel": "kill -TERM $(cat pid)",
+            "scontrol": '[[ $1 == requeue ]] && echo "$@" >> requeued; '
+            '[[ $1 == show && $2 == hostnames ]] && { printf "%s\\n" n1 n2; exit; }; '
+            f'echo "JobId=7 JobState={state} Reason=None"',
+        }.items():
+            (tools / tool).write_text(f"#!/bin/bash\n{body}\n")
+            (tools / tool).chmod(0o755)
+        usual = {"run": ["tiny"], "stage": ["tiny", "pretrain"]}[name]
+        return subprocess.Popen(
+            ["bash", SCRIPTS[name], *(words or usual)],
+            cwd=self.directory,
+            env={
+                "PATH": f"{tools}:{os.environ['PATH']}",
+                "HOME": str(self.directory),
+                "NANOCHAT_STORE": "s3://bucket/prefix",
+                "SLURM_JOB_ID": "7",
+                "SLURM_JOB_NODELIST": "n1",
+                "SLURM_CPUS_ON_NODE": "96",  # of this node alone
+                "SLURM_JOB_CPUS_PER_NODE": "96(x3),64,128(x2)",
+                "SLURM_NNODES": "2",
+                "SLURM_NODEID": "1",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SlurmJob:
+    return SlurmJob(tmp_path)
+
+
+@BOTH
+def test_without_a_store_that_outlives_the_node_nothing_starts(name: str, job: SlurmJob) -> None:
+    end = job.run(name, "exit 0", NANOCHAT_STORE="")
+    assert end.code == 1
+    assert end.err.splitlines()[0] == "error: NANOCHAT_STORE is not set"
+    assert "started" not in end.out
 
 
 @pytest.mark.parametrize("option", ["--force", "--force=sft", "--from-stage", "--from-stage=sft"])
 def test_a_run_that_would_rebuild_after_every_requeue_is_refused(
-    option: str, tmp_path: Path
+    option: str, job: SlurmJob
 ) -> None:
-    with job("run", tmp_path, "exit 0", words=("tiny", option)) as script:
-        out, err = script.communicate(timeout=SECONDS)
-    error, hint = err.splitlines()
+    end = job.run("run", "exit 0", words=("tiny", option))
+    error, hint = end.err.splitlines()
     word = option.partition("=")[0]
     assert error == f"error: {word} would rebuild from step 0 after every requeue"
     command = ["nanochat", *re.findall(r"(stage)\.sbatch (PROFILE) (STAGE) (--force)$", hint)[0]]
     filled = {"STAGE": "sft", "PROFILE": "d32"}
     assert mistake([filled.get(word, word) for word in command]) is None
-    assert (script.returncode, out) == (1, "")
+    assert (end.code, end.out) == (1, "")
 
 
-@BOTH
-def test_a_run_that_saved_when_asked_to_is_put_back_in_the_queue(name: str, tmp_path: Path) -> None:
-    assert end_of(name, tmp_path, code=130, state="RUNNING") == (130, ["requeue 7"])
-
-
-@BOTH
-def test_a_job_that_was_cancelled_does_not_come_back(name: str, tmp_path: Path) -> None:
-    assert end_of(name, tmp_path, code=130, state="CANCELLED") == (130, [])
-
-
-@BOTH
-def test_a_run_that_failed_while_it_was_stopped_does_not_come_back(
-    name: str, tmp_path: Path
-) -> None:
-    assert end_of(name, tmp_path, code=1, state="RUNNING") == (1, [])
-
-
-@BOTH
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_run_that_ends_by_itself_ends_the_job_as_it_did(
-    name: str, code: int, tmp_path: Path
-) -> None:
-    with job(name, tmp_path, f"exit {code}") as script:
-        script.communicate(timeout=SECONDS)
-    assert script.returncode == code
-    assert not (tmp_path / "requeued").exists()
-
-
-def test_a_run_that_was_cancelled_in_prefects_pages_does_not_come_back(tmp_path: Path) -> None:
-    with job("run", tmp_path, "exit 130") as script:
-        script.communicate(timeout=SECONDS)
-    assert (script.returncode, requested(tmp_path)) == (130, [])
+AGAIN = ["requeue 7"]
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "requests"),
+    ("name", "code", "state", "requests"),
     [
-        (75, "0", ["requeue 7"]),
-        (75, "19", ["requeue 7"]),
-        (75, "20", []),
-        (137, "0", ["requeue 7"]),  # a process that the kernel killed
-        (137, "20", []),
-        (143, "0", []),
+        *((name, 130, "RUNNING", AGAIN) for name in SCRIPTS),  # it saved
+        *((name, 130, "CANCELLED", []) for name in SCRIPTS),
+        *((name, 1, "RUNNING", []) for name in SCRIPTS),  # it failed meanwhile
+        ("stage", 143, "RUNNING", AGAIN),  # stopped before it could save
     ],
 )
-def test_a_stage_that_was_lost_comes_back_so_many_times(
-    code: int, restarts: str, requests: list[str], tmp_path: Path
+def test_a_job_that_is_stopped_comes_back_if_it_saved_and_was_not_cancelled(
+    name: str, code: int, state: str, requests: list[str], job: SlurmJob
 ) -> None:
-    with job("stage", tmp_path, f"exit {code}", SLURM_RESTART_COUNT=restarts) as script:
-        script.communicate(timeout=SECONDS)
-    assert script.returncode == code
-    assert requested(tmp_path) == requests
+    slow = f"trap 'sleep 1; echo saved; exit {code}' TERM; touch up; while :; do sleep 0.05; done"
+    end = job.run(name, slow, stop=True, state=state)
+    assert "saved" in end.out  # the script waited for it
+    assert (end.code, end.requests) == (code, requests)
 
 
-def test_a_stage_that_was_stopped_before_it_could_save_comes_back(tmp_path: Path) -> None:
-    assert end_of("stage", tmp_path, code=143, state="RUNNING") == (143, ["requeue 7"])
+@pytest.mark.parametrize(
+    ("name", "code", "restarts", "requests"),
+    [
+        *((name, code, "0", []) for name in SCRIPTS for code in (0, 1)),
+        ("run", 130, "0", []),  # cancelled on Prefect's pages
+        ("stage", 75, "0", AGAIN),
+        ("stage", 75, "19", AGAIN),
+        ("stage", 75, "20", []),
+        ("stage", 137, "0", AGAIN),  # a process that the kernel killed
+        ("stage", 137, "20", []),
+        ("stage", 143, "0", []),
+    ],
+)
+def test_a_job_that_ends_by_itself_ends_as_its_command_and_comes_back_if_it_was_lost(
+    name: str, code: int, restarts: str, requests: list[str], job: SlurmJob
+) -> None:
+    end = job.run(name, f"exit {code}", SLURM_RESTART_COUNT=restarts)
+    assert (end.code, end.requests) == (code, requests)
 
 
-@pytest.mark.parametrize(("second", "end"), [(75, (1, [])), (0, (1, []))])
+@pytest.mark.parametrize("second", [75, 0])
 def test_a_mistake_on_one_node_decides_over_what_it_did_to_the_others(
-    second: int, end: tuple[int, list[str]], tmp_path: Path
+    second: int, job: SlurmJob
 ) -> None:
     both = 'while [[ $1 == --* ]]; do shift; done; "$@"; a=$?; SLURM_NODEID=0 "$@"; b=$?'
     run = f"[[ ${{@: -1}} == 0 ]] && exit {second}; exit 1"
-    with job("stage", tmp_path, run, srun=f"{both}; exit $((a > b ? a : b))") as script:
-        script.communicate(timeout=SECONDS)
-    assert (script.returncode, requested(tmp_path)) == end
+    end = job.run("stage", run, srun=f"{both}; exit $((a > b ? a : b))")
+    assert (end.code, end.requests) == (1, [])
 
 
-def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
-    with job("stage", tmp_path, "exit 0") as script:
-        out, _ = script.communicate(timeout=SECONDS)
-    assert "started stage tiny pretrain --run slurm-7 --place grace_seconds=90\n" in out
+REQUEST = '{"stage": "pretrain", "place": ["a=\\"b c\\"", "$HOME"]}'
+NODE = "echo node $PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"
 
 
-def test_each_node_is_asked_for_the_cpus_of_the_smallest(tmp_path: Path) -> None:
-    with job("stage", tmp_path, "", srun='echo asked "$@"') as script:
-        out, _ = script.communicate(timeout=SECONDS)
-    assert "asked --cpus-per-task=64 " in out
-
-
-@pytest.mark.parametrize(("given", "address"), [({}, "n1"), ({"PET_MASTER_ADDR": "ib1"}, "ib1")])
-def test_nodes_are_numbered_in_torchruns_variables(
-    given: dict[str, str], address: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("run", "options", "line"),
+    [
+        ("", {}, "started stage tiny pretrain --run slurm-7 --place grace_seconds=90\n"),
+        ("", {"srun": 'echo asked "$@"'}, "asked --cpus-per-task=64 "),  # those of the smallest
+        (NODE, {}, "node 1 of 2 at n1\n"),
+        (NODE, {"PET_MASTER_ADDR": "ib1"}, "node 1 of 2 at ib1\n"),
+        ("", {"words": ("stage", REQUEST)}, f"started stage {REQUEST}\n"),
+    ],
+)
+def test_what_a_stage_is_started_with_on_each_node(
+    run: str, options: dict[str, Any], line: str, job: SlurmJob
 ) -> None:
-    run = "echo node $PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"
-    with job("stage", tmp_path, run, **given) as script:
-        out, _ = script.communicate(timeout=SECONDS)
-    assert f"node 1 of 2 at {address}\n" in out
-
-
-def test_a_request_is_handed_on_as_it_is(tmp_path: Path) -> None:
-    request = '{"stage": "pretrain", "place": ["a=\\"b c\\"", "$HOME"]}'
-    with job("stage", tmp_path, "exit 0", words=("stage", request)) as script:
-        out, _ = script.communicate(timeout=SECONDS)
-    assert f"started stage {request}\n" in out
-
-
-def requested(tmp_path: Path) -> list[str]:
-    """What Slurm was asked for."""
-    requests = tmp_path / "requeued"
-    return requests.read_text().splitlines() if requests.exists() else []
-
-
-def end_of(name: str, tmp_path: Path, *, code: int, state: str) -> tuple[int, list[str]]:
-    """Exit code and requests to Slurm, of a run that takes a second to save when asked to stop."""
-    slow = f"trap 'sleep 1; echo saved; exit {code}' TERM; touch up; while :; do sleep 0.05; done"
-    with job(name, tmp_path, slow, state=state) as script:
-        deadline = time.monotonic() + SECONDS
-        while not (tmp_path / "up").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        script.send_signal(signal.SIGTERM)
-        out, _ = script.communicate(timeout=SECONDS)
-    assert "saved" in out  # the script waited for it
-    return script.returncode, requested(tmp_path)
-
-
-def job(
-    name: str,
-    tmp_path: Path,
-    run: str,
-    *,
-    state: str = "RUNNING",
-    srun: str = 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
-    words: tuple[str, ...] | None = None,
-    **environment: str,
-) -> subprocess.Popen[str]:
-    """The script as Slurm starts it, on a node whose `nanochat` does as `run` says."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for tool, body in {
-        "nanochat": f'[[ $1 == down ]] && exit; echo started "$@"; echo $$ > pid; {run}',
-        "srun": srun,
-        "scancel": "kill -TERM $(cat pid)",
-        "scontrol": '[[ $1 == requeue ]] && echo "$@" >> requeued; '
-        '[[ $1 == show && $2 == hostnames ]] && { printf "%s\\n" n1 n2; exit; }; '
-        f'echo "JobId=7 JobState={state} Reason=None"',
-    }.items():
-        (tools / tool).write_text(f"#!/bin/bash\n{body}\n")
-        (tools / tool).chmod(0o755)
-    return subprocess.Popen(
-        ["bash", SCRIPTS[name], *(words or {"run": ["tiny"], "stage": ["tiny", "pretrain"]}[name])],
-        cwd=tmp_path,
-        env={
-            "PATH": f"{tools}:{os.environ['PATH']}",
-            "HOME": str(tmp_path),
-            "NANOCHAT_STORE": "s3://bucket/prefix",
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "n1",
-            "SLURM_CPUS_ON_NODE": "96",  # of this node alone
-            "SLURM_JOB_CPUS_PER_NODE": "96(x3),64,128(x2)",
-            "SLURM_NNODES": "2",
-            "SLURM_NODEID": "1",
-            **environment,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    assert line in job.run("stage", run, **options).out
