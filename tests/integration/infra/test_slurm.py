@@ -218,7 +218,7 @@ def test_a_mistake_on_one_node_decides_over_what_it_did_to_the_others(
     second: int, job: SlurmJob
 ) -> None:
     both = 'while [[ $1 == --* ]]; do shift; done; "$@"; a=$?; SLURM_NODEID=0 "$@"; b=$?'
-    run = f"[[ ${{@: -1}} == 0 ]] && exit {second}; exit 1"
+    run = f"[[ $PET_NODE_RANK == 0 ]] && exit {second}; exit 1"
     end = job.run("stage", run, srun=f"{both}; exit $((a > b ? a : b))")
     assert (end.code, end.requests) == (1, [])
 
