@@ -1,7 +1,7 @@
 """What a unit test may not do: import torch or Prefect, start a process, listen on a socket.
 
 So `make fast` is done within a minute, and a test that needs more is moved to tests/integration by
-whoever wrote it, not by whoever waits for it.
+its author, not by those who wait for it.
 """
 
 import os

@@ -3,8 +3,8 @@
 The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills.
 
 It is the campaign of test_kill_training.py on jobs of the chat stages: the files a job leaves (for
-RL, samples of its answers too), and all that any attempt told, must be those of a job that nobody
-touched. RL is paid only while some answers are right and others wrong, which the report counts.
+RL, samples of its answers too), and all that any attempt reported, must be those of an undisturbed
+job. RL is paid only while some answers are right and others wrong, which the report counts.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from nanochat_core.job import Job
 from tests.integration.reliability.test_kill_training import land_kills
 from tests.support.campaigns import Campaign
 from tests.support.reliability.small_chat import STAGES, make_chat_inputs, make_chat_job
-from tests.support.reliability.small_training import told
+from tests.support.reliability.small_training import reported
 
 pytestmark = pytest.mark.torch
 
@@ -41,6 +41,6 @@ def kill_chat_stage(
     make = partial(make_chat_job, stage=stage, inputs=inputs)
     report = land_kills(make, directory, kills=kills, ranks=ranks, seed=seed)
     undisturbed = Job.read(directory / "undisturbed" / "job.json")
-    steps = [values[0] for (kind, _), values in told(undisturbed).items() if kind == "step"]
+    steps = [values[0] for (kind, _), values in reported(undisturbed).items() if kind == "step"]
     learning = sum(values.get("useful_share", 1.0) > 0 for values in steps)
     return {"stage": stage, **report, "steps": len(steps), "steps_that_learn": learning}

@@ -13,7 +13,7 @@ from nanochat_core.data.row_files import Rows
 from tests.integration.reliability.test_kill_training import ignore, kill_pretraining
 from tests.support.campaigns import Campaign
 from tests.support.reliability import small_training
-from tests.support.reliability.small_training import make_inputs, make_job, told
+from tests.support.reliability.small_training import make_inputs, make_job, reported
 
 pytestmark = pytest.mark.torch
 
@@ -37,7 +37,7 @@ def test_two_ranks_then_one_then_four_train_the_same(tmp_path: Path) -> None:
         with pytest.raises(StageInterrupted):
             run_job(parts, processes=ranks, on_event=ignore, steps=5)
     run_job(parts, processes=4, on_event=ignore)
-    expected, actual = told(whole), told(parts)
+    expected, actual = reported(whole), reported(parts)
     assert actual.keys() == expected.keys()
     for place, values in expected.items():
         assert actual[place][-1] == pytest.approx(values[-1], rel=1e-5), place

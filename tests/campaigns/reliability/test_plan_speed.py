@@ -1,7 +1,7 @@
 """`nanochat plan` answers at once, also in a store with hundreds of old artifacts, also over S3.
 
 What counts is the whole command, from the shell and back, on a machine with nothing else to do. On
-one that is busy, times are printed (pytest -s) and judged by nobody: those tests are skipped.
+one that is busy, times are printed (pytest -s), and those tests are skipped.
 """
 
 import compileall
@@ -39,7 +39,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of our packages: nobody edits it meanwhile, which would leave something to run."""
+    """A copy of our packages: an edit meanwhile would leave something to run."""
     root = tmp_path_factory.mktemp("repository")
     for package in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__")
@@ -124,7 +124,7 @@ def test_a_plan_of_an_s3_server_takes_two_seconds(root: Path, full_s3: str, tmp_
 
 
 def judge(wall: float, load: float, *, at_most: float) -> None:
-    """Fail when it took too long; on a machine that was busy before it began, nobody can tell."""
+    """Fail when it took too long; on a machine that was busy before it began, skip the test."""
     if load >= BUSY:
         pytest.skip(f"load average {load:.2f}, at least {BUSY}: {wall:.2f} s say nothing")
     assert wall < at_most

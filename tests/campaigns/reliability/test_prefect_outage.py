@@ -1,7 +1,7 @@
-"""Prefect is away for minutes in mid-stage: training goes on, once, and is told of afterwards.
+"""Prefect is away for minutes in mid-stage: training continues, once, and is reported afterwards.
 
-The server is stopped where it stands (its connections hang), and is killed with nobody to start it
-again (they are refused). The figures are in docs/reliability.md.
+The server is stopped where it stands (its connections hang), and is killed without a supervisor
+that starts it again (they are refused). The figures are in docs/reliability.md.
 """
 
 import contextlib
@@ -192,7 +192,7 @@ def _end_of(stack: Stack, run: str) -> dict[str, Any]:
 
 
 def _executions(store: Path) -> int:
-    """How often the job of the stage was started, as its artifact tells; 0 without one."""
+    """How often the job of the stage was started, by its artifact; 0 without one."""
     manifests = list((store / STAGE).glob("*/manifest.json"))
     if not manifests:
         return 0

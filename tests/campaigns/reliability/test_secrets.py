@@ -31,7 +31,7 @@ SECONDS_FOR_A_FLOW = 900.0
 
 @pytest.fixture
 def canaries(s3_server: S3Server) -> dict[str, str]:
-    """What nobody else may ever see, by what it is."""
+    """Return the secrets that must not be found, by what they are."""
     keys = s3_server.add_user("secrets")
     return {
         "secret key": keys["AWS_SECRET_ACCESS_KEY"],
@@ -60,7 +60,7 @@ def stack(
         **s3_server.environment,
         "AWS_ACCESS_KEY_ID": canaries["access key"],
         "AWS_SECRET_ACCESS_KEY": canaries["secret key"],
-        # Nobody listens there: what fails is told of, and that must not tell the address.
+        # No server listens there: the failure is reported, and must not have the address.
         "NANOCHAT_WEBHOOK": f"http://127.0.0.1:9/{canaries['address of the webhook']}",
         "NANOCHAT_STORE": f"s3://{BUCKET}/secrets",
     }

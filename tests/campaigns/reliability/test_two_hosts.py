@@ -1,4 +1,4 @@
-"""A stage on two hosts that share no disk: it trains, loses one, goes on, and ends as on one host.
+"""A stage on two hosts that share no disk: it trains, loses one, resumes, and ends as on one host.
 
 The hosts are network namespaces; figures of the last run are in docs/concepts/nodes.md. By hand:
 
@@ -111,7 +111,7 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     assert said.splitlines()[-1].startswith("hint: "), said  # after the log of the rank that saw it
     saved = look()
     assert len(saved["parts"]) >= 2, saved  # of both hosts, and the job's records
-    start(a, 0)  # as whoever ordered the stage would
+    start(a, 0)  # as the caller of the stage would
     start(b, 1)
     back = seconds_to_training(a, lost)
     finish(a, b)

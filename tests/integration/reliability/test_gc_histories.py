@@ -65,7 +65,7 @@ def no_pin(*arguments: Any, **options: Any) -> Generator[None]:
 
 
 def only_record(store: Any, record: Callable[[], None], **options: Any) -> None:
-    """As if nobody waited for a collection."""
+    """Record without a wait for a collection."""
     record()
 
 

@@ -1,9 +1,9 @@
-"""kill -9 of a training job at any moment: it goes on, and ends with the same bytes.
+"""kill -9 of a training job at any moment: it resumes, and ends with the same bytes.
 
 A job is started as the product does, and the whole tree, launcher, torchrun and ranks, is killed at
 a random moment, again and again until it ends undisturbed; then another one, until enough kills
-have landed. Every loss that any attempt told, the final weights and the final optimizer state must
-be those of a job that nobody touched; after each kill every committed checkpoint must be whole.
+have landed. Every loss that any attempt reported, the final weights and the final optimizer state
+must be those of an undisturbed job; after each kill every committed checkpoint must be whole.
 """
 
 import random
@@ -21,7 +21,13 @@ from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.job import Job
 from tests.support.flows.waiting import wait_until
 from tests.support.reliability.kills import kill_tree, processes_of
-from tests.support.reliability.small_training import digests, find_torn, make_inputs, make_job, told
+from tests.support.reliability.small_training import (
+    digests,
+    find_torn,
+    make_inputs,
+    make_job,
+    reported,
+)
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.torch
@@ -36,7 +42,7 @@ def test_a_killed_training_job_ends_with_the_same_bytes(tmp_path: Path) -> None:
 def test_a_resumed_job_without_its_optimizer_state_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The campaign's control: what is compared can tell."""
+    """The campaign's control: the comparison finds the difference."""
     from nanochat_core.optim.sharded import Optimizer
     from nanochat_core.train import pretrain
 
@@ -86,7 +92,7 @@ def land_kills(
         job = make(directory / f"job-{report['jobs']}")
         place = 0
         while report["kills"] < kills and kill_at_random(job, ranks, moments):
-            before, place = place, newest_told(job)
+            before, place = place, newest_step(job)
             report["kills"] += 1
             report["kills_in_a_row"] += place == before
             report["killed_after_step"].append(place)
@@ -100,25 +106,25 @@ def land_kills(
 
 
 def ignore(event: dict[str, Any]) -> None:
-    """An event that nobody asked for."""
+    """Do nothing with an event."""
 
 
 def compare(job: Job, undisturbed: Job) -> list[str]:
-    """What differs of a job's files, and of anything that any of its attempts told."""
+    """What differs of a job's files, and of anything that any of its attempts reported."""
     expected, actual = digests(undisturbed), digests(job)
     faults = [f"{n} differs" for n in expected | actual if expected.get(n) != actual.get(n)]
-    first = told(undisturbed)
-    for (kind, step), values in told(job).items():
+    first = reported(undisturbed)
+    for (kind, step), values in reported(job).items():
         for value in values:
             if value != first[kind, step][0]:
                 faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
-    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - told(job).keys()]
+    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - reported(job).keys()]
     return faults
 
 
-def newest_told(job: Job) -> int:
+def newest_step(job: Job) -> int:
     """The last step that an attempt finished."""
-    return max((step for kind, step in told(job) if kind == "step"), default=0)
+    return max((step for kind, step in reported(job) if kind == "step"), default=0)
 
 
 def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
@@ -151,7 +157,7 @@ def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
 
 
 def has_begun(job: Job, size: int) -> bool:
-    """Whether an attempt has told of a step, its events beginning after `size` bytes."""
+    """Return whether an attempt has reported a step, its events beginning after `size` bytes."""
     if not job.events.exists():
         return False
     with job.events.open("rb") as file:

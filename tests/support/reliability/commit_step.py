@@ -242,12 +242,12 @@ def main() -> None:
         importlib.import_module("infra.storage.s3.store")
     for line in sys.stdin:
         order = Order(**json.loads(line))
-        ready, tell = os.pipe()
+        ready, ready_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(ready)
-            _be_writer(order, tell)
-        os.close(tell)
+            _be_writer(order, ready_end)
+        os.close(ready_end)
         _say(ready=pid if os.read(ready, 1) else 0)
         os.close(ready)
         _say(ended=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -257,7 +257,7 @@ def _say(**what: int) -> None:
     print(json.dumps(what), flush=True)  # noqa: T201
 
 
-def _be_writer(order: Order, tell: int) -> None:
+def _be_writer(order: Order, ready_end: int) -> None:
     """In the child: write what is ordered, and end as the command line does."""
     _prctl(_DIE_WITH_PARENT, ctypes.c_ulong(signal.SIGKILL))
     _prctl(_MAY_BE_TRACED_BY, _ANYBODY)
@@ -265,7 +265,7 @@ def _be_writer(order: Order, tell: int) -> None:
     os.dup2(errors, sys.stderr.fileno())
     code = 1
     try:
-        _write(order, lambda: os.write(tell, b"."))
+        _write(order, lambda: os.write(ready_end, b"."))
         code = 0
     except NanochatError as error:
         os.write(2, f"error: {error}\nhint: {error.hint}\n".encode())
@@ -275,7 +275,7 @@ def _be_writer(order: Order, tell: int) -> None:
         os._exit(code)
 
 
-def _write(order: Order, tell: Callable[[], object]) -> None:
+def _write(order: Order, report_ready: Callable[[], object]) -> None:
     store = open_warm(order.url)
     if order.store == "in place":
         store = InPlaceStore(Path(order.url.removeprefix("file://")))
@@ -286,9 +286,9 @@ def _write(order: Order, tell: Callable[[], object]) -> None:
     ready = {order.first: make_toy(order.first, Path(order.scratch))}
     me = Process.this()  # read from /proc, which has no disk that could fail
     Process.this = staticmethod(lambda: me)
-    told = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(order.acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    tell()
+    report_ready()
     signal.sigwait({signal.SIGUSR1})
     for number in numbers:
         if order.writes == "artifacts":
@@ -297,13 +297,13 @@ def _write(order: Order, tell: Callable[[], object]) -> None:
         else:
             digest = digest_of_toy(number)
             store.put(object_key(number), digest.encode())
-        _acknowledge(told, f"{number} {digest}\n".encode())
+        _acknowledge(log, f"{number} {digest}\n".encode())
 
 
-def _acknowledge(told: int, line: bytes) -> None:
+def _acknowledge(log: int, line: bytes) -> None:
     try:
-        os.write(told, line)
-        _fsync(told)
+        os.write(log, line)
+        _fsync(log)
     except OSError as error:  # a disturbance that came after the commit
         raise StoreError(f"cannot acknowledge: {error.strerror}") from error
 

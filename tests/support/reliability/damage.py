@@ -201,7 +201,7 @@ class Damages:
         )
 
     def _look(self, number: int, what: str, trial: Trial, store: LocalStore, cache: Path) -> None:
-        """Open and fetch what the trial is about, and judge what comes out."""
+        """Open and fetch what the trial is about, and referee what comes out."""
         label = f"trial {number}: {what} of {trial.key}"
         try:
             found = _fetched(store, trial.name, cache)
@@ -263,7 +263,7 @@ class Damages:
         return whole[:place] + bytes([flipped]) + whole[place + 1 :]
 
     def _others(self, key: str) -> list[str]:
-        """Objects to change places with: mostly of the same kind, which is harder to tell."""
+        """Objects to change places with: mostly of the same kind, which is harder to find."""
         others = [other for other in self._keys if other != key]
         alike = [other for other in others if other.rpartition("/")[2] == key.rpartition("/")[2]]
         near = [other for other in others if other.partition("/")[0] == key.partition("/")[0]]

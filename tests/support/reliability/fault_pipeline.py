@@ -41,7 +41,7 @@ from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import set_part
 from tests.support.infra.storage.misbehaviour import CALM, Fault, Kind, Request, Storm
 from tests.support.infra.storage.s3_server import client_environment
-from tests.support.reliability.verdict import judge
+from tests.support.reliability.verdict import find_artifact
 
 BUCKET = "faults"
 MOST_REQUESTS = 8.0  # times those of a run without faults
@@ -182,7 +182,7 @@ class Pipeline:
 def find_partial(store: Store) -> list[str]:
     """Every artifact that a reader can see and cannot have."""
     keys = [entry.key for entry in store.list("") if entry.key.endswith("/manifest.json")]
-    verdicts = {key: judge(store, *key.split("/")[:2]) for key in keys}
+    verdicts = {key: find_artifact(store, *key.split("/")[:2]) for key in keys}
     return [f"{key}: {found.why}" for key, found in verdicts.items() if found.state == "torn"]
 
 

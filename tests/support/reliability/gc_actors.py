@@ -68,8 +68,8 @@ class Actor(actors.Actor):
         self.world.sleep(self.process, seconds)
 
     def log(self, text: str) -> None:
-        """Somebody waits for a collection."""
-        self.judge.waited += 1
+        """Count a wait for a collection."""
+        self.referee.waited += 1
         self.world.note(self.process, text)
 
     def some_artifact(self) -> Manifest:
@@ -114,7 +114,7 @@ class Runner(Actor):
                 stages={},
             ),
         )
-        self.judge.on_started(self.run)
+        self.referee.on_started(self.run)
         record.write()
         context = self.context(record)
         built: dict[str, Manifest] = {}
@@ -122,8 +122,8 @@ class Runner(Actor):
             for stage in STAGES:
                 inputs = {source.name: built[source.name] for source in stage.inputs}
                 done = build(stage, context, inputs, force=stage.name in self.force)
-                self.judge.on_artifact(self.run, done.manifest)
-                self.judge.reused += done.cached
+                self.referee.on_artifact(self.run, done.manifest)
+                self.referee.reused += done.cached
                 built[stage.name] = done.manifest
                 self.pause(self.world.rng.choice((0.0, 10.0)) * self.world.rng.random())
         except NanochatError:
@@ -148,7 +148,7 @@ class Runner(Actor):
     def watch(self, stage: str, event: dict[str, Any]) -> None:
         """Events of a build."""
         if "garbage" in event.get("text", ""):
-            self.judge.waited += 1
+            self.referee.waited += 1
         self.world.note(self.process, f"{stage}: {event}")
 
     def build_under(
@@ -185,7 +185,7 @@ class Runner(Actor):
             ),
             check_lease=lease.check,
         )
-        self.judge.on_made(published.manifest)
+        self.referee.on_made(published.manifest)
         return Built(manifest=published.manifest, uri="", cached=False)
 
 
@@ -194,10 +194,10 @@ class Collector(Actor):
 
     def attempt(self) -> None:
         """One collection."""
-        self.judge.collectors.add(self.process)
+        self.referee.collectors.add(self.process)
         collect(
             self.store,
-            self.judge.rules,
+            self.referee.rules,
             threads=1,
             clock=lambda: self.world.now,
             pause=self.pause,
@@ -239,7 +239,7 @@ class Accepter(Actor):
             accepted={**shelf.ACCEPTED, "from": old.fingerprint},
         )
         done = commit(self.store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
-        self.judge.on_made(done.manifest)
+        self.referee.on_made(done.manifest)
 
 
 class Tagger(Actor):
@@ -254,7 +254,7 @@ class Tagger(Actor):
         name = self.world.rng.choice(("main", "best"))
         reserve(self.store, lambda: point(self.store, name, run), log=self.log, pause=self.pause)
         if find_run(self.store, run) is not None:
-            self.judge.on_tagged(name, run)
+            self.referee.on_tagged(name, run)
 
 
 class Revoker(Actor):
@@ -270,7 +270,7 @@ class Revoker(Actor):
 
 
 class Stray(Actor):
-    """Somebody who leaves things behind: a lease, a pin, files of an attempt."""
+    """Leaves things behind: a lease, a pin, files of an attempt."""
 
     def attempt(self) -> None:
         """Leave something."""

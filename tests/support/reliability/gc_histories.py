@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flows.gc.reach import Rules
 from tests.support.reliability import gc_actors as actors
-from tests.support.reliability.gc_judge import Broken, Judge
+from tests.support.reliability.gc_referee import Broken, Referee
 from tests.support.reliability.sim_actors import TERMS, Scene, open_scratch
 from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Objects, SimStore
@@ -43,7 +43,7 @@ class History:
     operations: int
     deleted: int  # objects, by collections
     reused: int  # artifacts, by runs
-    waited: int  # times that somebody waited for a collection
+    waited: int  # times that a process waited for a collection
     broken: str | None
     trace: list[str]
 
@@ -54,8 +54,10 @@ class _Simulation:
         calm = Faults(slow=FAULTS.slow)
         self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
         self.world.on_death = self.on_death
-        self.judge = Judge(Objects(self.world), rules, ttl=TERMS.ttl)
-        self.scene = Scene(world=self.world, judge=self.judge, open_store=SimStore, scratch=scratch)
+        self.referee = Referee(Objects(self.world), rules, ttl=TERMS.ttl)
+        self.scene = Scene(
+            world=self.world, referee=self.referee, open_store=SimStore, scratch=scratch
+        )
         self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
         self.rules = rules
 
@@ -70,14 +72,14 @@ class _Simulation:
         self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
         since = self.world.now
         self.collect_rest(2)
-        left = self.judge.leftovers(since=since)
+        left = self.referee.leftovers(since=since)
         left = {key for key in left if not key.endswith("/lease.json")}  # these take longer
         if left:
             raise Broken(f"left after the grace and two collections: {sorted(left)}")
         self.wait_until(self.world.now + RULES.keep + DAY)
         since = self.world.now
         self.collect_rest(6)
-        if left := self.judge.leftovers(since=since):
+        if left := self.referee.leftovers(since=since):
             raise Broken(f"left in the end: {sorted(left)}")
 
     def let_rot(self) -> None:
@@ -125,7 +127,7 @@ class _Simulation:
         self.world.spawn(process, main, after=after)
 
     def on_death(self, process: Process) -> None:
-        """Perhaps somebody starts it again."""
+        """Start it again, perhaps."""
         program = self.running.pop(process, None)
         if program and self.rng.random() < 0.4:
             again = process.again(namespace=process.namespace)
@@ -133,7 +135,7 @@ class _Simulation:
 
     def pause_one(self) -> None:
         """A process stops for longer than a lease lasts, perhaps."""
-        collectors = [process for process in self.running if process in self.judge.collectors]
+        collectors = [process for process in self.running if process in self.referee.collectors]
         if crowd := collectors or list(self.running):
             self.world.pause(self.rng.choice(crowd))
 
@@ -155,7 +157,7 @@ def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History
     broken = None
     with open_scratch() as scratch:
         simulation = _Simulation(seed, rules, scratch, lines if trace else None)
-        world, judge = simulation.world, simulation.judge
+        world, referee = simulation.world, simulation.referee
         with actors.simulated_pipeline(world):
             try:
                 simulation.run()
@@ -166,9 +168,9 @@ def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History
     return History(
         seed=seed,
         operations=world.operations,
-        deleted=judge.deleted,
-        reused=judge.reused,
-        waited=judge.waited,
+        deleted=referee.deleted,
+        reused=referee.reused,
+        waited=referee.waited,
         broken=broken,
         trace=lines,
     )

@@ -1,7 +1,7 @@
 """kill -9 of the parts of a deployed flow, one at a time, at random moments, again and again.
 
-Each flow runs as a person starts it, with its GPU stages on the pool gpu, and has to complete with
-nobody's help. Its artifacts are compared with those of a flow that nobody disturbed.
+Each flow runs as a person starts it, with its GPU stages on the pool gpu, and has to complete
+without help. Its artifacts are compared with those of an undisturbed flow.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ SECONDS_BETWEEN = (1.0, 6.0)  # from the run's moving again to the next kill
 SECONDS_TO_MOVE = 400.0
 SECONDS_FOR_A_FLOW = 1800.0
 SECONDS_CRASHED = 180.0  # a crashed run that was not resumed after so long stays so
-# A job that tells of progress so long after a kill, or lives for so long, was not stopped by it.
+# A job that reports progress so long after a kill, or lives for so long, was not stopped by it.
 SECONDS_TO_REPORT = 5.0
 SECONDS_SURVIVED = 20.0
 SETTINGS = {
@@ -258,8 +258,8 @@ def _went_on(job: psutil.Process, moment: float) -> bool:
     with contextlib.suppress(psutil.Error, OSError, IndexError):
         if not job.is_running() or job.status() == psutil.STATUS_ZOMBIE:
             return False
-        told = Path(job.cmdline()[-1]).with_name("events.jsonl").stat().st_mtime
-        return told > moment + SECONDS_TO_REPORT or time.time() > moment + SECONDS_SURVIVED
+        reported = Path(job.cmdline()[-1]).with_name("events.jsonl").stat().st_mtime
+        return reported > moment + SECONDS_TO_REPORT or time.time() > moment + SECONDS_SURVIVED
     return False
 
 

@@ -38,13 +38,13 @@ from tests.support.reliability.commit_step import (
     object_key,
     read_acknowledged,
 )
-from tests.support.reliability.verdict import judge, judge_object
+from tests.support.reliability.verdict import find_artifact, find_object
 
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
 _IMAGE = 96 << 20  # bytes
 _CUTS_OF_AN_IMAGE = 25
-_SECONDS_HELD = 60.0  # a disk, by somebody else's copy of its mount
+_SECONDS_HELD = 60.0  # a disk, by another process's copy of its mount
 _PATIENCE = 2.0  # seconds until the first commit
 _LONGEST = 0.12  # seconds until a cut: some ten commits
 
@@ -112,7 +112,7 @@ class Disk:
                 return
 
     def unmount(self) -> None:
-        """Wait until nobody uses it."""
+        """Wait until no process uses it."""
         _run("umount", str(self.mounted))
 
     def cut(self) -> None:
@@ -200,7 +200,7 @@ def _wear_out(
 ) -> None:
     """Carry out an endless order on a disk whose power is cut again and again."""
     there: set[int] = set()  # numbers of what must be on the disk
-    spoilt: set[int] = set()  # that were told of
+    spoilt: set[int] = set()  # that were reported
     for _ in range(cuts):
         disk.mount()
         order = replace(order, first=max(there | spoilt, default=-1) + 1)
@@ -248,9 +248,9 @@ def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], tally:
     store = LocalStore(disk.mounted / "store")
     for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
         verdict = (
-            judge(store, STAGE, identity_of(number).fingerprint)
+            find_artifact(store, STAGE, identity_of(number).fingerprint)
             if writes == "artifacts"
-            else judge_object(store, object_key(number), digest_of_toy(number).encode())
+            else find_object(store, object_key(number), digest_of_toy(number).encode())
         )
         what = {"none": "lost" if number in there else None, "torn": "torn"}.get(verdict.state)
         if verdict.state == "whole":

@@ -71,7 +71,7 @@ class Finish:
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What is told to a racer."""
+    """Orders a racer what to build and when."""
 
     seed: int
     start: float  # time.monotonic(), which all processes of a machine share

@@ -2,7 +2,7 @@
 
 Of the product's own code a builder leaves out what has nothing to do with the store: fingerprinting
 (there is one fingerprint), the job (a sleep under the lease) and the facts recorded about it. A
-rude builder knows no leases, as somebody with another tool: put-if-absent alone protects from it.
+rude builder knows no leases, as another tool: put-if-absent alone protects from it.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Scene:
     """What all actors of a history share."""
 
     world: World
-    judge: Any  # the referee of this kind of history
+    referee: Any  # the referee of this kind of history
     open_store: Callable[[Objects, Process], AnyStore]
     scratch: Path
 
@@ -99,9 +99,9 @@ class Actor:
     def __init__(self, scene: Scene, process: Process) -> None:
         self.scene = scene
         self.world = scene.world
-        self.judge = scene.judge
+        self.referee = scene.referee
         self.process = process
-        self.store = scene.open_store(scene.judge.objects, process)
+        self.store = scene.open_store(scene.referee.objects, process)
         self.process.program = self
 
     def main(self) -> None:
@@ -160,15 +160,15 @@ class Builder(Actor):
             terms=TERMS,
             stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
         )
-        revoked = set(self.judge.revoked)
+        revoked = set(self.referee.revoked)
         built = build(_STAGE, context, {}, force=self.force)
-        self.judge.on_used(built.manifest, revoked)
+        self.referee.on_used(built.manifest, revoked)
 
     def build_under(self, context: BuildContext, identity: Identity, lease: HeldLease) -> Built:
         """Run a job and publish, as flows.building.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
-        self.judge.owners[self.process] = lease.record.owner
+        self.referee.owners[self.process] = lease.record.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
             identity,
@@ -200,7 +200,7 @@ class Builder(Actor):
         epoch: int,
         retry: Retry,
     ) -> Manifest:
-        """Under a name of this attempt, so that the judge can tell who won."""
+        """Under a name of this attempt, so that the referee knows who won."""
         self.attempts += 1
         published = publish(
             self.store,
@@ -218,12 +218,12 @@ class Builder(Actor):
             check_lease=check_lease,
             retry=retry,
         )
-        self.judge.on_published(published, self.process, self.attempts)
+        self.referee.on_published(published, self.process, self.attempts)
         return published.manifest
 
 
 class Reader(Actor):
-    """Somebody who fetches the artifact as soon as it is there, byte for byte."""
+    """Fetches the artifact as soon as it is there, byte for byte."""
 
     reads = 2
 
@@ -245,11 +245,11 @@ class Reader(Actor):
             try:
                 data = self.store.get(file.key)
             except ObjectNotFound:
-                self.judge.on_gone(file.key)
+                self.referee.on_gone(file.key)
                 raise
             if not self.is_whole(data, file):
                 raise ArtifactError(f"{file.key} is damaged")
-            self.judge.on_read(data)
+            self.referee.on_read(data)
         return True
 
     @staticmethod
@@ -259,7 +259,7 @@ class Reader(Actor):
 
 
 class Reviser(Actor):
-    """Somebody who takes an artifact back, once."""
+    """Revokes an artifact, once."""
 
     def main(self) -> None:
         """As soon as there is one."""
@@ -271,7 +271,7 @@ class Reviser(Actor):
                     revoke(
                         self.store, manifest, why="it is wrong", who=self.process.name, when=when
                     )
-                    self.judge.on_revoked(manifest)
+                    self.referee.on_revoked(manifest)
                     return
             except NanochatError as error:
                 self.world.note(self.process, f"failed: {error}")

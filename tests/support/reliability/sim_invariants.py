@@ -1,6 +1,6 @@
 """What must hold in every history: checked at every effect on the store, and at the end.
 
-One judge watches one recipe. It knows more than any process: what is stored at each moment, and
+One referee watches one recipe. It knows more than any process: what is stored at each moment, and
 which answers each process got.
 """
 
@@ -22,7 +22,7 @@ class Broken(AssertionError):
 
 
 @dataclass
-class Judge:
+class Referee:
     """Follows one recipe's objects."""
 
     objects: Objects
@@ -33,7 +33,7 @@ class Judge:
     owners: dict[Process, str] = field(default_factory=dict)  # of the lease each builds under
     # A manifest is called by the key of its first file, which no other attempt's manifest has.
     visible: set[str] = field(default_factory=set)
-    acknowledged: set[str] = field(default_factory=set)  # publishing it returned to somebody
+    acknowledged: set[str] = field(default_factory=set)  # publishing it returned
     revoked: set[str] = field(default_factory=set)
     _files: dict[str, bytes] = field(default_factory=dict)  # of manifests that ever were visible
     _lease_read: dict[Any, bytes] = field(default_factory=dict)  # by thread
@@ -44,12 +44,12 @@ class Judge:
         self.objects.on_effect = self.on_effect
 
     def on_send(self, request: Request) -> None:
-        """Told of every request when a process sends it."""
+        """Handle every request when a process sends it."""
         if request.key.endswith("/manifest.json") and request.verb in ("create", "swap"):
-            self._judge_fence(request)
+            self._check_fence(request)
 
     def on_effect(self, request: Request, old: Object | None, new: Object | None) -> None:
-        """Told of every effect at the moment it happens."""
+        """Handle every effect at the moment it happens."""
         process, key = request.process, request.key
         if key.endswith("/lease.json") and request.verb == "get":
             assert old is not None
@@ -57,29 +57,29 @@ class Judge:
         elif request.verb == "get":
             pass
         elif key.endswith("/manifest.json"):
-            self._judge_manifest(process, old, new)
+            self._check_manifest(process, old, new)
         elif key.endswith("/lease.json"):
-            self._judge_lease(process, old, new)
+            self._check_lease(process, old, new)
         elif key.endswith("/redo.json"):
-            self._judge_redo(process, old, new)
+            self._check_redo(process, old, new)
         elif key in self._files and (new is None or new.data != self._files[key]):
             raise Broken(f"{process.name} changed {key}, a file of a visible artifact")
 
     def on_published(self, published: Published, process: Process, attempt: int) -> None:
-        """What publish told a process."""
+        """Check what publish returned to a process."""
         key = published.manifest.files[0].key  # each attempt uploads under names of its own
-        told = {"process": process.name, "attempt": attempt}
-        ours = published.manifest.provenance.metrics == told
+        mine = {"process": process.name, "attempt": attempt}
+        ours = published.manifest.provenance.metrics == mine
         if ours == published.adopted:
             raise Broken(f"publish said adopted={published.adopted}, of its own manifest: {ours}")
         if key not in self._files:
-            raise Broken(f"publish told {process.name} of a manifest that never was visible")
+            raise Broken(f"publish returned {process.name} a manifest that never was visible")
         self.acknowledged.add(key)
         self.met["adopted" if published.adopted else "published"] += 1
         self.met["divergent"] += published.divergence is not None
 
     def on_revoked(self, manifest: Manifest) -> None:
-        """Somebody was told that this artifact is taken back."""
+        """Note that a process heard that this artifact is revoked."""
         self.revoked.add(manifest.files[0].key)
         self.met["revoked"] += 1
 
@@ -103,15 +103,15 @@ class Judge:
         for key in self.acknowledged - self.visible:
             raise Broken(f"the acknowledged manifest of {key} is gone")
 
-    def _judge_manifest(self, process: Process, old: Object | None, new: Object | None) -> None:
+    def _check_manifest(self, process: Process, old: Object | None, new: Object | None) -> None:
         if new is None:
             raise Broken(f"{process.name} removed the visible manifest")
         if old is None:
-            self._judge_new(process, new.data)
+            self._check_new(process, new.data)
         elif old.data != new.data:
             raise Broken(f"{process.name} changed a visible manifest")
 
-    def _judge_new(self, process: Process, data: bytes) -> None:
+    def _check_new(self, process: Process, data: bytes) -> None:
         """An artifact comes into being."""
         files = json.loads(data)["files"]
         self.visible.add(files[0]["key"])
@@ -123,7 +123,7 @@ class Judge:
                 raise Broken(f"{process.name} published a manifest of a damaged {file['key']}")
             self._files[file["key"]] = stored.data
 
-    def _judge_redo(self, process: Process, old: Object | None, new: Object | None) -> None:
+    def _check_redo(self, process: Process, old: Object | None, new: Object | None) -> None:
         """A run asks, with reason; the number grows by one at most."""
         if new is None:
             raise Broken(f"{process.name} removed the redo counter")
@@ -141,10 +141,10 @@ class Judge:
             raise Broken(f"{process.name} asked twice for the same run")
         self.met["redone"] += 1
 
-    def _judge_fence(self, request: Request) -> None:
-        """Who publishes under a lease asked for it just before, and was told that it is its own.
+    def _check_fence(self, request: Request) -> None:
+        """Check that a process that publishes has just read its own lease.
 
-        What happens to the lease while the request travels, nobody can help: put-if-absent decides.
+        What happens to the lease while the request travels is decided by put-if-absent.
         """
         owner = self.owners.get(request.process)
         if owner is None:
@@ -153,7 +153,7 @@ class Judge:
         if read is None or json.loads(read)["owner"] != owner:
             raise Broken(f"{request.process.name} publishes although its lease is another's")
 
-    def _judge_lease(self, process: Process, old: Object | None, new: Object | None) -> None:
+    def _check_lease(self, process: Process, old: Object | None, new: Object | None) -> None:
         if new is None:
             raise Broken(f"{process.name} removed the lease record, and its epoch with it")
         if old is None:

@@ -78,7 +78,7 @@ class _ManifestFirst(SimStore):
 
 
 class _LostAnswerIsALoss(SimStore):
-    """Whoever asks twice is told the second time that somebody was first."""
+    """A caller that asks twice gets a refusal the second time."""
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         def create(request: Request) -> bool:

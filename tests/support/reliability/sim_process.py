@@ -55,7 +55,7 @@ class Process:
         self.user = user
         self.pid = 0  # set when it starts, with its start in ticks
         self.start = 0
-        self.program: object = None  # what it runs, for whoever needs to know
+        self.program: object = None  # what it runs
         self.alive = True
         self.paused_until = 0.0
         self.cut_off_until = 0.0  # it runs, and nothing that it sends reaches the store

@@ -48,7 +48,7 @@ class Object:
         self.dated = dated  # the same moment by the store's wall clock
 
 
-# Told of every effect: what was asked, the object before and after.
+# Called for every effect: what was asked, the object before and after.
 OnEffect: TypeAlias = Callable[[Request, Object | None, Object | None], None]
 
 

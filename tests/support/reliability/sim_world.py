@@ -1,7 +1,7 @@
 """Simulated time, processes and faults: one seed is one history, the same each time.
 
 Processes are greenlets that run the product's own code. Each operation on the store is a point
-where the world goes on with somebody else, in virtual time: a request travels, takes effect at one
+where the world switches to another process, in virtual time: a request travels, takes effect at one
 moment, its answer travels back. What goes wrong with it is drawn from the seed. What is simulated
 and what is not stands in sim_store.py.
 """
@@ -33,7 +33,7 @@ class Faults:
     """How often each thing goes wrong, per operation."""
 
     lost_request: float = 0.0
-    lost_answer: float = 0.0  # it happened, and the caller is not told
+    lost_answer: float = 0.0  # it happened, and the caller does not hear of it
     retried: float = 0.0  # the store's own client asks twice and answers what the second time gave
     refused: float = 0.0  # a passing refusal, perhaps after it happened
     duplicate: float = 0.0  # it arrives twice
@@ -100,7 +100,7 @@ class World:
         self.on_death: Callable[[Process], None] = lambda process: None
         self.met: Counter[str] = Counter()  # what happened how often
         self.trace = trace
-        self.faulty = True  # until somebody says that it is enough
+        self.faulty = True  # until the history is to recover
         self.store_skew = 0.0  # seconds by which the store's wall clock is ahead
         self._faults = faults
         self._table = _table(faults)
@@ -143,7 +143,7 @@ class World:
         return True
 
     def sleep(self, process: Process, seconds: float) -> None:
-        """The calling greenlet goes on after that time, or dies."""
+        """Resume the calling greenlet after that time, or let it die."""
         self._check_alive(process)
         self.at(self.now + seconds, self.wake, (process, getcurrent(), None))
         self.wait(process)

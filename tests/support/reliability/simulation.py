@@ -3,7 +3,7 @@
     .venv/bin/python -m tests.support.reliability.simulation --seed 4711
 
 shows every operation of one history. For some virtual minutes things go wrong; then
-nothing does any more, and everybody who still runs, and somebody new, must come to an end.
+nothing does any more, and all processes that still run, and a new one, must come to an end.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tests.support.reliability.sim_actors import (
     open_scratch,
     simulated,
 )
-from tests.support.reliability.sim_invariants import Broken, Judge
+from tests.support.reliability.sim_invariants import Broken, Referee
 from tests.support.reliability.sim_mutations import MUTATIONS, Mutation
 from tests.support.reliability.sim_process import Machine, Process
 from tests.support.reliability.sim_s3 import SimS3Store
@@ -48,7 +48,7 @@ class Kind:
 
     mutation: str = ""  # the protection that is missing
     forced: bool = False  # some runs ask for the artifact again
-    revised: bool = False  # somebody takes the artifact back
+    revised: bool = False  # the artifact is revoked
 
     @property
     def options(self) -> str:
@@ -118,13 +118,15 @@ class _Simulation:
         )
         unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
         self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
-        self.judge = Judge(
+        self.referee = Referee(
             Objects(self.world),
             IDENTITY,
             ttl=TERMS.ttl,
             contents={_SAME, _OTHER},
         )
-        self.scene = Scene(world=self.world, judge=self.judge, open_store=store, scratch=scratch)
+        self.scene = Scene(
+            world=self.world, referee=self.referee, open_store=store, scratch=scratch
+        )
         self.running: set[Process] = set()
         self.programs: dict[Process, Callable[[Process], Actor]] = {}
         self.world.on_death = self.on_death
@@ -138,13 +140,13 @@ class _Simulation:
     def draw_builder(self, run: str) -> Callable[[Process], Builder]:
         force, rude = (self.rng.random() < 0.2 for _ in range(2))
         if force and self.kind.forced:
-            self.judge.forced.add(run)
+            self.referee.forced.add(run)
         return partial(
             Builder,
             self.scene,
             run=run,
             content=self.rng.choice((_SAME, _SAME, _OTHER)),
-            force=run in self.judge.forced,
+            force=run in self.referee.forced,
             rude=rude,
         )
 
@@ -200,7 +202,7 @@ class _Simulation:
         until = self.world.now + SECONDS_TO_RECOVER
         if not self.world.run(lambda: not self.running, before=until):
             raise Broken(f"{sorted(p.name for p in self.running)} do not come to an end")
-        self.judge.at_end()
+        self.referee.at_end()
 
 
 def simulate(seed: int, kind: Kind = PLAIN, *, trace: bool = False) -> History:

@@ -98,8 +98,8 @@ def digests(job: Job) -> dict[str, str]:
     return {str(path.relative_to(job.output)): sha256(path) for path in files}
 
 
-def told(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
-    """(kind, step) -> what each attempt told of it, clocks left out."""
+def reported(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
+    """(kind, step) -> what each attempt reported of it, clocks left out."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     # A job that was killed while it started has no such file.
     for event in read_events(job.events) if job.events.exists() else ():
@@ -110,7 +110,7 @@ def told(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
 
 
 def find_torn(job: Job) -> list[str]:
-    """Checkpoints that say they are whole and are not, judged by their files alone."""
+    """Checkpoints that say they are whole and are not, decided by their files alone."""
     torn: list[str] = []
     for path in sorted(job.checkpoints.glob("step-*/COMMIT.json")):
         try:

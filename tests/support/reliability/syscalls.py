@@ -35,7 +35,7 @@ from tests.support.reliability.commit_step import (
     open_warm,
     read_acknowledged,
 )
-from tests.support.reliability.verdict import Verdict, judge
+from tests.support.reliability.verdict import Verdict, find_artifact
 
 DISTURBANCES = {"killed": "signal=SIGKILL", "EIO": "error=EIO", "ENOSPC": "error=ENOSPC"}
 BUCKET = "syscalls"
@@ -120,11 +120,11 @@ class Bench:
         with _traced(pid, order, f"trace={point.call}", inject) as log:
             code = self.nursery.wait()
         store = open_warm(order.url)
-        found = judge(store, STAGE, identity_of(0).fingerprint)
+        found = find_artifact(store, STAGE, identity_of(0).fingerprint)
         again = None
         try:
             manifest = commit(store, make_toy(0, Path(order.scratch)))
-            after = judge(store, STAGE, manifest.fingerprint)
+            after = find_artifact(store, STAGE, manifest.fingerprint)
             if (after.state, after.digest) != ("whole", digest_of_toy(0)):
                 again = f"{after}"
         except NanochatError as error:

@@ -207,7 +207,7 @@ class Host:
         self.environment = {**self.environment, "NANOCHAT_HOME": str(self.home)}
 
     def plug(self, state: str) -> None:
-        """Whether its cable is "up" or "down"; down, nobody is told that it is gone."""
+        """Set its cable "up" or "down"; no process hears that it is down."""
         _ip("netns", "exec", self.name, "ip", "link", "set", "eth0", state)
 
     def limit(self, megabytes: int) -> None:
@@ -221,7 +221,7 @@ class Host:
             _ip("netns", "exec", self.name, "tc", *words.split())
 
     def events(self) -> list[dict[str, Any]]:
-        """What the job told so far, on the host that has rank 0."""
+        """Return the job's events so far, on the host that has rank 0."""
         return [
             event
             for path in self.home.glob("work/pretrain/*/events.jsonl")

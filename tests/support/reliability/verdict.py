@@ -1,6 +1,6 @@
 """What a reader finds of an artifact in a store: nothing, all of it, or a part.
 
-Judged by the store's objects alone, without the code that fetches: every file that the manifest
+Decided by the store's objects alone, without the code that fetches: every file that the manifest
 names is read and hashed here.
 """
 
@@ -22,7 +22,7 @@ class Verdict:
     why: str = ""
 
 
-def judge(store: Store, stage: str, fingerprint: str) -> Verdict:
+def find_artifact(store: Store, stage: str, fingerprint: str) -> Verdict:
     """An artifact is torn when it can be seen and is not all there."""
     key = f"{stage}/{fingerprint}/manifest.json"
     try:
@@ -43,7 +43,7 @@ def judge(store: Store, stage: str, fingerprint: str) -> Verdict:
     return Verdict(state="whole", digest=manifest.digest)
 
 
-def judge_object(store: Store, key: str, data: bytes) -> Verdict:
+def find_object(store: Store, key: str, data: bytes) -> Verdict:
     """Whether an object is there, and has these bytes."""
     try:
         found = store.get(key)

@@ -256,8 +256,10 @@ class FakeS3:
             f"<ETag>&quot;{seen[key].etag}&quot;</ETag></Contents>"
             for key in page
         )
-        tells = more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks
-        token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if tells else ""
+        sends_token = (
+            more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks
+        )
+        token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if sends_token else ""
         return _xml(
             "ListBucketResult",
             f"<Name>{self.bucket}</Name><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}",

@@ -164,7 +164,7 @@ def start_s3(
 ) -> S3Server:
     """Start a server that keeps its objects in `directory`, and wait until it answers.
 
-    Started again with the same directory and port it goes on.
+    Started again with the same directory and port it has the same objects.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
@@ -199,7 +199,7 @@ def _answers(endpoint: str) -> bool:
         with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2):
             return True
     except OSError as error:
-        return hasattr(error, "code")  # an error of HTTP: somebody listens
+        return hasattr(error, "code")  # an error of HTTP: a server listens
 
 
 def main() -> None:

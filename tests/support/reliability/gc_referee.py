@@ -23,13 +23,13 @@ class Broken(BaseException):
     """A promise does not hold. Nothing in the product catches it."""
 
 
-class Judge:
+class Referee:
     """The promises:
 
     - an artifact that a run found or made is whole as long as the run's record has to be kept
     - so is one that a run uses which a tag points at
     - a manifest that exists has its files
-    - what is young, or under somebody's live lease, is not deleted
+    - what is young, or under a live lease, is not deleted
     """
 
     def __init__(self, objects: Objects, rules: Rules, *, ttl: float) -> None:
@@ -130,7 +130,7 @@ class Judge:
             self._written[key] = new.written
             for name in _names(record):
                 self._named_by[name].add(key)
-        if key.startswith("refs/"):  # from now on it is somebody else's promise
+        if key.startswith("refs/"):  # from now on it is another's promise
             self._tagged.pop(key.removeprefix("refs/").removesuffix(".json"), None)
 
     def _check_deletion(self, key: str, old: Object | None) -> None:
