@@ -8,7 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 MOST_BYTES = 20_000_000  # then the log is copied to NAME.1, and the copy before it is dropped
-_EMPTY = ("", "An exception occurred.")  # the second follows each traceback of Prefect's commands
+# Lines that Prefect's commands print after a traceback.
+_EMPTY = (
+    *("", "An exception occurred.", "Server stopped!"),
+    "ERROR:    Application startup failed. Exiting.",
+)
 
 
 def spawn(
@@ -50,7 +54,7 @@ def rotate(log: Path) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that says something; empty if there is none."""
+    """Return the last line that says why a process ended; empty if there is none."""
     with contextlib.suppress(OSError):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
         return next((line for line in reversed(lines) if line not in _EMPTY), "")

@@ -168,7 +168,8 @@ class LiveStack:
     @property
     def password(self) -> str:
         """`user:password` of the server."""
-        return password_path(self.home).read_text().strip()
+        given = self.environment.get("PREFECT_API_AUTH_STRING")
+        return given or password_path(self.home).read_text().strip()
 
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
