@@ -1,7 +1,6 @@
 """Passwords and addresses of the Prefect server and its database: read, shown, tried out."""
 
 import base64
-import http.server
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,35 +16,26 @@ from infra.prefect.access import (
     check_client,
 )
 from infra.prefect.server import client_environment, own_environment
+from tests.support.serving import QuietHandler, serving
 
 USER = "nanochat:secret"
 URL = "postgresql://prefect:hidden@db.example.org:5433/history"
 
 
-class Guarded(http.server.BaseHTTPRequestHandler):
+class Guarded(QuietHandler):
     """Answers as Prefect does with a password: the health check to all, the rest to some."""
 
     def do_GET(self) -> None:
         wanted = f"Basic {base64.b64encode(USER.encode()).decode()}"
         is_open = self.path == "/api/health" or self.headers["Authorization"] == wanted
-        self.send_response(200 if is_open else 401)
-        self.end_headers()
-        self.wfile.write(b"true")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        self.reply(200 if is_open else 401, b"true")
 
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
     """The API's address of a server with a password."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/api"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Guarded) as port:
+        yield f"http://127.0.0.1:{port}/api"
 
 
 @pytest.fixture(autouse=True)

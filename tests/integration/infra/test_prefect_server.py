@@ -1,12 +1,10 @@
 """The local Prefect server's record, port and answers; flows/cli/test_run.py starts a real one."""
 
-import http.server
 import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from infra.prefect.server import (
 )
 from nanochat_core.runtime.process_start import start_of, this_process
 from tests.support.infra.prefect_server import ensure_server
+from tests.support.serving import QuietHandler, serving
 
 
 @pytest.fixture(autouse=True)
@@ -36,28 +35,18 @@ def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
-class Healthy(http.server.BaseHTTPRequestHandler):
+class Healthy(QuietHandler):
     """Answers as a Prefect server's health check does."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"true")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        self.reply(200, b"true")
 
 
 @pytest.fixture
 def foreign_port() -> Iterator[int]:
     """The port of a healthy server that is not ours."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Healthy) as port:
+        yield port
 
 
 def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:

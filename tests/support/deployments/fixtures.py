@@ -1,8 +1,6 @@
-"""A Prefect server that was told everything."""
+"""A Prefect server with all deployments and automations."""
 
-import http.server
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from infra.prefect.records import Server
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.pools import client
+from tests.support.serving import QuietHandler, serving
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def api(server: Server) -> Iterator[PrefectApi]:
 
 @pytest.fixture(scope="session")
 def deploy(server: Server) -> Callable[..., Any]:
-    """Tells the server everything, again and again; what a test deletes, it has told once more."""
+    """Register everything; the function registers again what a test has deleted."""
     from deployments.deploy import deploy_all
 
     deploy_all()
@@ -34,20 +33,11 @@ def posted() -> Iterator[tuple[str, list[Any]]]:
     """An address, and what was posted to it."""
     bodies: list[Any] = []
 
-    class Keeps(http.server.BaseHTTPRequestHandler):
+    class Receiver(QuietHandler):
         def do_POST(self) -> None:
             text = self.rfile.read(int(self.headers["content-length"]))
             bodies.append((self.headers["content-type"], json.loads(text)))
-            self.send_response(200)
-            self.end_headers()
+            self.reply(200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeps)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", bodies
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Receiver) as port:
+        yield f"http://127.0.0.1:{port}/hook", bodies

@@ -6,16 +6,16 @@ no label of DNS is refused, and so is a request without the service account's to
 
 import contextlib
 import json
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from jsonschema import Draft202012Validator
+
+from tests.support.serving import QuietHandler, serving
 
 NAMESPACE = "nanochat"
 TOKEN = "the-token"
@@ -248,10 +248,7 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
     """Serve a cluster on 127.0.0.1, with a kubeconfig in `directory`."""
     cluster = Cluster(kubeconfig=directory / "kubeconfig")
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print nothing."""
-
+    class Handler(QuietHandler):
         def _answer(self) -> None:
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
@@ -273,24 +270,13 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
                 code, message = error.args
                 found = {"kind": "Status", "code": code, "message": message}
             answer = found if isinstance(found, str) else json.dumps(found)
-            self.send_response(code)
             kind = "text/plain" if isinstance(found, str) else "application/json"
-            self.send_header("Content-Type", kind)
-            if cluster.promised:
-                self.send_header("Content-Length", str(cluster.promised))
-            self.end_headers()
-            self.wfile.write(answer.encode())
+            length = {"content_length": str(cluster.promised)} if cluster.promised else {}
+            self.reply(code, answer.encode(), content_type=kind, **length)
 
         do_GET = do_POST = do_DELETE = _answer
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    cluster.url = f"http://127.0.0.1:{server.server_port}"
-    cluster.write_kubeconfig()
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
+    with serving(Handler) as port:
+        cluster.url = f"http://127.0.0.1:{port}"
+        cluster.write_kubeconfig()
         yield cluster
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()

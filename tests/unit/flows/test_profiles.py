@@ -6,6 +6,7 @@ from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
 from flows.stages import STAGES
 from nanochat_core.errors import ConfigError
+from nanochat_core.roofline import named_gpu, pretraining, training_bytes
 
 TODAYS = [name for name in PROFILES if name != "d20_seed"]
 LATER = {  # settings that came after profiles were first published
@@ -76,3 +77,20 @@ def test_single_parts_can_be_taken_away_and_put_back():
     run = open_profile("d20_seed", overrides=["optimizer.grad_clip=null"]).run
     assert run.optimizer.grad_clip is None
     assert open_profile("d12", overrides=["numerics.precision=fp8"]).run.numerics.precision == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "hours"),
+    [("evening8", "4060", 4), ("evening24", "4090", 4), ("hour", "h100", 0.6)],
+)
+def test_a_profile_for_one_card_fits_it_and_its_time(name: str, card: str, hours: float) -> None:
+    profile, gpu = open_profile(name, snapshots=False), named_gpu(card)
+    needed = training_bytes(profile.run, 1, rows=profile.pace.device_batch_size)
+    assert needed < 0.9 * gpu.memory  # without a second try after running out of it
+    pace = pretraining(profile.run, gpu, "bf16")
+    assert pace is not None
+    assert 0.4 * hours < pace.gpu_seconds / 3600 < hours
+    assert profile.pace.max_gpus == 1
+    asked = {task.name for task in profile.run.chat_eval.tasks}
+    assert "humaneval" not in asked
+    assert {"gsm8k", "mmlu"} < asked

@@ -3,45 +3,33 @@
 The server here is a small one that knows some paths of Prefect's API.
 """
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
 import pytest
 
 from flows.cli.machine.up import _warn_of_missing  # pyright: ignore[reportPrivateUsage]
+from tests.support.serving import QuietHandler, serving
 
 FLOW, GPU = ("/api/deployments/name/nanochat/nanochat", "/api/deployments/name/one-stage/gpu")
 
 
-class Known(BaseHTTPRequestHandler):
+class Known(QuietHandler):
     """Knows the paths that its class is given."""
 
     paths: ClassVar[set[str]] = set()
     otherwise = 404
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path in self.paths else self.otherwise)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+        self.reply(200 if self.path in self.paths else self.otherwise, b"{}")
 
 
 @pytest.fixture
 def api_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     monkeypatch.setattr(Known, "paths", {FLOW, GPU})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Known)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}/api"
-    yield url
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Known) as port:
+        yield f"http://127.0.0.1:{port}/api"
 
 
 def test_what_a_server_lacks_is_one_line_with_the_command(

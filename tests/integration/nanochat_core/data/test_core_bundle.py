@@ -122,9 +122,8 @@ def test_a_password_two_files_of_a_name_and_a_file_inside_a_file_are_refused(tmp
     with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("eval_bundle/core.yaml", b"other")
     refused("two files of one name", unpacked, tmp_path, stream.getvalue())
-    refused(
-        "cannot be unpacked", unpacked, tmp_path, zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"})
-    )
+    nested = zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"})
+    refused("cannot be unpacked", unpacked, tmp_path, nested)
 
 
 def test_too_much_is_refused_by_what_it_says_and_by_what_it_is(tmp_path, monkeypatch):
@@ -244,14 +243,8 @@ def test_a_refused_connection_is_a_named_error(waits):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
-    refused(
-        f"{url} cannot be downloaded: ",
-        fetch_archive,
-        url,
-        validator=None,
-        log=print,
-        hint="the network",
-    )
+    settings = {"validator": None, "log": print, "hint": "the network"}
+    refused(f"{url} cannot be downloaded: ", fetch_archive, url, **settings)
     assert waits == list(core_bundle.WAITS)
 
 
@@ -312,11 +305,8 @@ def test_a_bundle_that_is_not_the_one_expected_leaves_nothing(web, make_job):
 
 def test_what_is_wrong_with_a_bundle_is_said_with_its_address(web, make_job):
     web.data = zip_of({"a/b": b"x"})
-    refused(
-        rf"^{web.url}: the archive has no core\.yaml$",
-        task_data.run,
-        make_job("task_data", {}, task_data=section(web)),
-    )
+    job = make_job("task_data", {}, task_data=section(web))
+    refused(rf"^{web.url}: the archive has no core\.yaml$", task_data.run, job)
 
 
 def test_no_dataset_may_be_called_core(web):

@@ -33,6 +33,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
 
 
+def listed(repository, revision="main", *patterns):
+    return list_files(repository, revision, [*(patterns or "*")])
+
+
 def fetch(path, *, revision="main"):
     """List and download one file."""
     return fetch_all(path, revision=revision)[0]
@@ -79,13 +83,8 @@ def test_a_long_list_comes_in_pages_and_is_cached_with_a_download(hub):
 
 def test_a_pattern_that_matches_nothing_is_an_error(hub):
     hub.add(REPOSITORY, {"a.parquet": BIG})
-    refused(
-        r"has no file like b\*\.parquet at commit",
-        list_files,
-        REPOSITORY,
-        "main",
-        ["*.parquet", "b*.parquet"],
-    )
+    complaint = r"has no file like b\*\.parquet at commit"
+    refused(complaint, listed, REPOSITORY, "main", "*.parquet", "b*.parquet")
 
 
 @pytest.mark.parametrize(("name", "data"), [("a.parquet", BIG), ("deep/b.json", SMALL)])
@@ -212,14 +211,8 @@ def test_the_clients_own_patience_is_not_multiplied(hub):
 
 def test_a_server_that_is_no_hub_is_named(hub):
     hub.fail("", 200, kind="api", times=None)
-    refused(
-        "revision main of me/data cannot be downloaded",
-        list_files,
-        REPOSITORY,
-        "main",
-        ["*"],
-        hint="HF_ENDPOINT",
-    )
+    complaint = "revision main of me/data cannot be downloaded"
+    refused(complaint, listed, REPOSITORY, hint="HF_ENDPOINT")
 
 
 def test_offline_what_is_in_the_cache_is_used_and_nothing_is_asked(hub, monkeypatch):
@@ -237,9 +230,8 @@ def test_offline_without_a_cache_says_so(hub, monkeypatch, revision):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(hub_module, "WAITS", (1000.0,))
-    refused(
-        "is not on this machine, and HF_HUB_OFFLINE is set", list_files, REPOSITORY, revision, ["*"]
-    )
+    complaint = "is not on this machine, and HF_HUB_OFFLINE is set"
+    refused(complaint, listed, REPOSITORY, revision)
     assert hub.requests == []
 
 
@@ -290,14 +282,8 @@ def test_a_server_that_cannot_be_reached_is_named_unless_all_is_here(hub):
     fetch("a.parquet")
     hub.close()
     assert fetch("a.parquet").read_bytes() == BIG
-    refused(
-        f"revision main .* from {hub.endpoint}",
-        list_files,
-        "me/other",
-        "main",
-        ["*"],
-        hint="HF_ENDPOINT",
-    )
+    complaint = f"revision main .* from {hub.endpoint}"
+    refused(complaint, listed, "me/other", hint="HF_ENDPOINT")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])

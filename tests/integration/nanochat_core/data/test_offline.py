@@ -115,6 +115,5 @@ def test_a_bad_line_in_task_data_is_an_error_of_data(tmp_path):
 def test_a_proxy_that_the_hubs_client_cannot_use_is_named(hub, monkeypatch, address):
     _http.close_session()  # the next one reads the environment
     monkeypatch.setenv("ALL_PROXY", address)
-    refused(
-        "cannot be downloaded from http", list_files, "me/data", "main", ["*"], hint="ALL_PROXY"
-    )
+    given = ("me/data", "main", ["*"])
+    refused("cannot be downloaded from http", list_files, *given, hint="ALL_PROXY")

@@ -30,12 +30,8 @@ def test_one_process_is_this_one():
 
 def test_an_error_arrives_with_its_hint_and_leaves_no_process(tmp_path):
     paths = [tmp_path / f"{i}.parquet" for i in range(4)]
-    refused(
-        r"\d\.parquet cannot be read",
-        list,
-        map_in_processes(row_group_sizes, paths, processes=2),
-        hint="make the shards again",
-    )
+    results = map_in_processes(row_group_sizes, paths, processes=2)
+    refused(r"\d\.parquet cannot be read", list, results, hint="make the shards again")
     assert multiprocessing.active_children() == []
 
 

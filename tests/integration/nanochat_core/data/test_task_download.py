@@ -118,12 +118,8 @@ def test_a_file_that_is_no_parquet_is_named(hub, make_job):
         dataset_of.repository,
         {"main/train-0.parquet": b"PAR1 nonsense", "main/test-0.parquet": b""},
     )
-    refused(
-        r"openai/gsm8k: main/train-0\.parquet cannot be read as",
-        run,
-        make_job,
-        dataset("gsm8k", "main"),
-    )
+    complaint = r"openai/gsm8k: main/train-0\.parquet cannot be read as"
+    refused(complaint, run, make_job, dataset("gsm8k", "main"))
 
 
 def test_the_revision_in_tasks_is_asked_for_unless_the_config_has_another(hub, make_job):

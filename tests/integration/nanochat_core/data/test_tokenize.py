@@ -6,22 +6,10 @@ import sys
 import pytest
 
 from nanochat_core.data import tokens as tokenize
-from nanochat_core.data.shard_files import ROW_GROUP_DOCUMENTS
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.job import Result
 from tests.support.flows.waiting import wait_until
 from tests.unit.nanochat_core.data.test_array_files import SHORT, files_of_at_most
-
-SHARDS = [
-    [f"word{i} is word{i * 3}" for i in range(ROW_GROUP_DOCUMENTS + 10)],
-    ["thing", "", "<|bos|> typed", "\u00e9t\u00e9 \U0001f600"],
-    ["validation"],
-]
-
-
-@pytest.fixture
-def job(make_job, write_shards, tokenizer_dir):
-    return make_job("tokens", {"shards": write_shards(SHARDS), "tokenizer": tokenizer_dir})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")

@@ -109,20 +109,18 @@ def test_a_backend_on_a_gpu_sees_w_plus_one_keys(backend, length, window):
         torch.testing.assert_close(got.cpu().double(), want.double(), atol=bound, rtol=0)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _back_to_sdpa():
     yield
     choose("sdpa", CPU, torch.float32)
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_reported():
     assert choose("auto", CPU, torch.float32) is SDPA
     assert attention_backend() == "sdpa"
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_auto_on_a_hopper_gpu_is_faster_than_sdpa():
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("no GPU of compute capability 9 here")
@@ -131,7 +129,6 @@ def test_auto_on_a_hopper_gpu_is_faster_than_sdpa():
     assert choose("auto", device, torch.bfloat16) is not SDPA, reasons
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_a_backend_that_cannot_run_is_refused_with_its_reason():
     with pytest.raises(ConfigError, match="'fa3' cannot run here: it needs a GPU") as caught:
         choose("fa3", CPU, torch.bfloat16)
@@ -154,7 +151,6 @@ def missing():
     raise ImportError("No module named 'mine'")
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 @pytest.mark.parametrize(
     ("load", "reason"),
     [
@@ -172,7 +168,6 @@ def test_auto_passes_over_what_fails_or_computes_something_else(load, reason, mo
         choose("mine", CPU, torch.float32)
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_auto_takes_the_first_that_works(monkeypatch):
     backend = with_load(SDPA.load)
     monkeypatch.setattr(attention, "BACKENDS", (backend, SDPA))
@@ -182,14 +177,12 @@ def test_auto_takes_the_first_that_works(monkeypatch):
     torch.testing.assert_close(attend(q, k, v, window=3), SDPA.load()(q, k, v, 3))
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 @pytest.mark.parametrize("name", ["fa2", "fa3", "fa4", "cudnn", "varlen"])
 def test_strict_refuses_by_name_what_adds_up_in_any_order(name):
     with pytest.raises(ConfigError, match=f"'{name}' cannot run here: determinism=strict"):
         choose(name, CPU, torch.bfloat16, strict=True)
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_strict_leaves_auto_what_repeats_itself(monkeypatch):
     assert [backend.name for backend in BACKENDS if backend.repeats] == ["flex", "sdpa"]
     able = [dataclasses.replace(b, capabilities=(), load=SDPA.load) for b in BACKENDS]
@@ -207,7 +200,6 @@ class OfTwo(World):
         return text or self.others.pop(0)
 
 
-@pytest.mark.usefixtures("_back_to_sdpa")
 def test_a_backend_that_fails_on_another_rank_is_taken_by_none(monkeypatch):
     world = OfTwo(rank=0, local_rank=0, size=2)
     monkeypatch.setattr(attention, "BACKENDS", (with_load(SDPA.load), SDPA))

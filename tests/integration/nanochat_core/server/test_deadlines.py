@@ -147,13 +147,3 @@ def test_headers_without_an_end_are_refused(live):
                 answer += part
         thread.join()
     assert not answer or answer.startswith(b"HTTP/1.1 4")
-
-
-def test_a_finished_connection_may_be_used_again(live):
-    with connect(live.port) as connection:
-        for _ in range(3):
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            received = b""
-            while not received.endswith(b"}"):
-                received += connection.recv(65536)
-            assert received.startswith(b"HTTP/1.1 200 OK")

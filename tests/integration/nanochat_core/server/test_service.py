@@ -88,11 +88,12 @@ def test_restarts_are_counted_across_models():
 
 def test_an_answer_ends_once_in_the_counts_however_it_ends():
     with serving(ServerConfig(log="none", max_seconds=0.1)) as live:
-        assert "longer than 0.1 seconds" in live.ask("hold")[-2]["error"]
+        error = {"error": "the answer took longer than 0.1 seconds"}
+        assert live.ask("hold")[-2:] == [error, {"done": True}]
         live.service.rules = ServerConfig(log="none")
         live.ask("echo a")
         with live.answering():
-            pass
+            assert live.running == 1
         wait_until(lambda: live.running == 0)
         reasons = ("failed", "stop", "cancelled", "length")
         counts = [live.count("nanochat_answers_total", reason=reason) for reason in reasons]

@@ -4,13 +4,11 @@ Each function returns what got through by attempt: "" where the attempt was refu
 """
 
 import contextlib
-import http.server
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +17,7 @@ import httpx
 
 from infra.prefect.password import password_path
 from tests.support.infra.stack.live import LiveStack, make_code
+from tests.support.serving import QuietHandler, serving
 
 NOBODY = 65534  # the user and group of that name
 OWNER = 65533  # of the stack, if we are root
@@ -181,24 +180,12 @@ def _status(
 def _foreign_page(api_url: str) -> Iterator[str]:
     """Serve the page that attacks, on another port of this machine; yield its address."""
 
-    class Foreign(http.server.BaseHTTPRequestHandler):
+    class Foreign(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write((ATTACK % api_url).encode())
+            self.reply(200, (ATTACK % api_url).encode(), content_type="text/html")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as foreign:
-        thread = threading.Thread(target=foreign.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{foreign.server_port}/"
-        finally:
-            foreign.shutdown()
-            thread.join()
+    with serving(Foreign) as port:
+        yield f"http://127.0.0.1:{port}/"
 
 
 def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:

@@ -1,5 +1,8 @@
 """`nanochat config` writes a profile as a file, which other commands take in its place."""
 
+import pytest
+
+from flows.cli.train import config
 from flows.identity.fingerprint import REPOSITORY, Code
 from flows.profiles import open_profile
 from tests.support.flows.house import build
@@ -44,3 +47,23 @@ def test_options_change_what_is_written_and_what_is_read(terminal, store, tmp_pa
     assert (tree["profile"], tree["name"], tree["depth"]) == ("tiny", "mine", 4)
     assert tree["settings"]["seed"] == 7
     assert tree["settings"]["task_data"]["core_bundle"] is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "expected"),
+    [
+        (None, 0, {"tiny": "fits", "evening8": "needs a GPU", "d32": "needs a GPU"}),
+        ("NVIDIA GeForce RTX 4060", 1, {"evening8": "fits", "d20_seed": "too large"}),
+        ("NVIDIA GeForce RTX 4090", 1, {"evening24": "fits", "d26": "too large"}),
+        ("NVIDIA H100 80GB HBM3", 8, {"d26": "fits", "d32": "fits", "hour": "fits"}),
+        ("GPU Z", 1, {"tiny": "fits", "d32": "needs 40.3 GB"}),
+    ],
+)
+def test_the_list_says_which_profiles_this_machine_trains(
+    gpu, count, expected, terminal, monkeypatch
+):
+    monkeypatch.setattr(config, "gpu_name", lambda: gpu)
+    monkeypatch.setattr(config, "count_gpus", lambda: count)
+    rows = [line.split("  ") for line in terminal.said("config")[1:]]
+    found = {row[0]: {cell.strip() for cell in row} for row in rows}
+    assert {name: text for name, text in expected.items() if text not in found[name]} == {}

@@ -252,14 +252,8 @@ def test_a_mixture_without_an_answer_is_refused_and_leaves_nothing(
     messages, tokenizer_dir, tmp_path
 ):
     conversations = [{"messages": messages}] * len(messages)
-    refused(
-        "the mixture has no token to learn from",
-        conversation_rows,
-        conversations,
-        tokenizer_dir,
-        tmp_path / "rows",
-        row_len=64,
-    )
+    given = (conversations, tokenizer_dir, tmp_path / "rows")
+    refused("the mixture has no token to learn from", conversation_rows, *given, row_len=64)
     assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
 
 
@@ -284,15 +278,8 @@ def asked(question, answer="yes"):
 @pytest.mark.parametrize("question", ["x" * 64, "x" * 500, "x " * 60 + "\u00e9"])
 def test_prompts_that_all_fill_a_row_are_named_as_the_reason(question, tokenizer_dir, tmp_path):
     complaint = "no token to learn from: 3 of 3 conversations fill a row of 63 tokens before"
-    refused(
-        complaint,
-        conversation_rows,
-        [asked(question)] * 3,
-        tokenizer_dir,
-        tmp_path / "rows",
-        row_len=64,
-        hint="rows.sequence_len",
-    )
+    given = ([asked(question)] * 3, tokenizer_dir, tmp_path / "rows")
+    refused(complaint, conversation_rows, *given, row_len=64, hint="rows.sequence_len")
 
 
 def test_some_prompts_that_fill_a_row_are_warned_of(tokenizer_dir, tmp_path):

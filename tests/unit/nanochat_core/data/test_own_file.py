@@ -189,22 +189,14 @@ def test_a_key_of_a_message_that_is_not_obeyed_is_refused(tmp_path, more, compla
 @pytest.mark.parametrize("role", ["system", "user"])
 @pytest.mark.parametrize(("key", "value"), [("train", True), ("weight", 1), ("loss_mask", 1.0)])
 def test_only_an_assistant_is_learnt(tmp_path, role, key, value):
-    refused(
-        f"{key} is {value}, but only an assistant's",
-        kept,
-        tmp_path,
-        [[{"role": role, "content": "a", key: value}, *talk("a")]],
-    )
+    lines = [[{"role": role, "content": "a", key: value}, *talk("a")]]
+    refused(f"{key} is {value}, but only an assistant's", kept, tmp_path, lines)
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
 def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
-    refused(
-        f"letters.jsonl:1: '{key}' of a line cannot be obeyed",
-        kept,
-        tmp_path,
-        [{"messages": talk("a"), key: 0}],
-    )
+    lines = [{"messages": talk("a"), key: 0}]
+    refused(f"letters.jsonl:1: '{key}' of a line cannot be obeyed", kept, tmp_path, lines)
 
 
 @pytest.mark.parametrize(
@@ -212,13 +204,8 @@ def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
 )
 def test_what_changes_which_tokens_are_learnt_is_refused(tmp_path, more):
     [key] = more
-    refused(
-        f"'{key}' of a line cannot be obeyed",
-        kept,
-        tmp_path,
-        [{"messages": talk("a"), **more}],
-        hint="leave it out",
-    )
+    lines = [{"messages": talk("a"), **more}]
+    refused(f"'{key}' of a line cannot be obeyed", kept, tmp_path, lines, hint="leave it out")
 
 
 def test_other_keys_of_lines_are_ignored_with_a_line_in_the_log(tmp_path):
@@ -242,6 +229,5 @@ def test_a_file_of_any_editor_is_read(tmp_path, encoding):
 def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
     path = tmp_path / "letters.jsonl"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n")
-    refused(
-        "is a pointer of Git LFS", read_dataset, dataset_of(path), tmp_path, hint="git lfs pull"
-    )
+    given = (dataset_of(path), tmp_path)
+    refused("is a pointer of Git LFS", read_dataset, *given, hint="git lfs pull")

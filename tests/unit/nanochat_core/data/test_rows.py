@@ -89,9 +89,8 @@ def test_files_that_are_no_rows_are_refused(make_job, tokens_dir, tmp_path):
     rows.run(job)
     path = job.output / "train.rows"
     path.write_bytes(path.read_bytes()[:-2])
-    refused(
-        r"train\.rows has \d+ bytes, \d+ are expected", Rows.open, job.output, "train", hint=" "
-    )
+    complaint = r"train\.rows has \d+ bytes, \d+ are expected"
+    refused(complaint, Rows.open, job.output, "train", hint="")
     (job.output / "rows.json").write_text('{"format": 0}')
     refused("is not of format", Rows.open, job.output, "val")
 

@@ -107,13 +107,8 @@ def test_text_with_some_other_files_beside_it_is_read(sizes):
     ],
 )
 def test_the_hint_names_the_pattern_of_the_text_where_a_source_takes_one(path, text, pattern):
-    refused(
-        "most bytes of here would be left out",
-        choose,
-        {"README.md": 3000, "t.csv": 10**9, text: 10**8},
-        path=path,
-        hint=f"'shards.path={pattern}'",
-    )
+    sizes, hint = {"README.md": 3000, "t.csv": 10**9, text: 10**8}, f"'shards.path={pattern}'"
+    refused("most bytes of here would be left out", choose, sizes, path=path, hint=hint)
 
 
 def test_many_small_json_files_that_would_be_left_out_are_an_error():
