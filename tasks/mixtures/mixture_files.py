@@ -18,6 +18,7 @@ from tasks.user_files import FileFault, read_text
 
 # Each by its name, because a fingerprint sees the data files that a module names.
 FILES = (
+    "evening.toml",
     "midtrain.toml",
     "sft-without-midtraining.toml",
     "sft.toml",

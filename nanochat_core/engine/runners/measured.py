@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from filelock import FileLock
+
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.build import LIBRARY
 from nanochat_core.job import write_json
@@ -57,10 +59,12 @@ def recall(case: Case, measure: Callable[[], Seconds]) -> Seconds:
     """Return the cached seconds of a case; `measure` and cache them if there are none."""
     with suppress(OSError, RuntimeError):  # no cache folder: measured each time
         path = _folder() / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:16]}.json"
-        if (found := _read(path)) is None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"case": asdict(case), "seconds": measure()})
-            found = _read(path)  # of another process perhaps, which wrote it meanwhile
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Of processes that start together one measures, and all choose the same.
+        with FileLock(path.with_suffix(".lock")):
+            if (found := _read(path)) is None:
+                write_json(path, {"case": asdict(case), "seconds": measure()})
+                found = _read(path)
         if found is not None:
             return found[1]
     return measure()

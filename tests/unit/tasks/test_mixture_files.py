@@ -58,7 +58,7 @@ def test_what_is_no_mixture_is_named(text, message, tmp_path):
 
 
 def test_an_unknown_mixture_is_refused_with_those_there_are():
-    with pytest.raises(TaskError, match=r"no mixture 'midtrian' \(one of: midtrain, sft"):
+    with pytest.raises(TaskError, match=r"no mixture 'midtrian' \(one of: evening, midtrain, sft"):
         read_mixture("midtrian")
 
 

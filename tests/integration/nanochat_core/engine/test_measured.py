@@ -38,7 +38,7 @@ def test_a_case_is_measured_once() -> None:
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"case": 1, "seconds": {"a": 1}}'])
 def test_a_damaged_file_is_measured_again(cache: Path, damage: str) -> None:
     measured.recall(case(), lambda: SECONDS)
-    [path] = cache.iterdir()
+    [path] = cache.glob("*.json")
     path.write_text(damage)
     assert list(measured.recorded()) == []
     assert measured.recall(case(), lambda: SECONDS) == SECONDS
