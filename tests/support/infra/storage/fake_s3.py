@@ -7,6 +7,7 @@ were sent to it, `fired` those that a fault happened to.
 
 import base64
 import contextlib
+import functools
 import hashlib
 import random
 import socket
@@ -71,23 +72,30 @@ class FakeS3:
         self._looked: Counter[tuple[str, str | None]] = (
             Counter()
         )  # a racy store's conditional writes
-        self._servers = [serve(self), serve(self, is_calm=True)]
+        self._servers = [serve(self)]
 
     @property
     def endpoint(self) -> str:
         """Return its address."""
         return f"http://127.0.0.1:{self._servers[0].server_address[1]}"
 
-    @property
+    @functools.cached_property
     def calm_endpoint(self) -> str:
         """Return another address of it, where no fault happens and no request is counted."""
-        return f"http://127.0.0.1:{self._servers[1].server_address[1]}"
+        self._servers.append(serve(self, is_calm=True))
+        return f"http://127.0.0.1:{self._servers[-1].server_address[1]}"
 
     def stop(self) -> None:
-        """Listen no longer."""
+        """Listen no longer, and end the threads of open connections."""
         for server in self._servers:
             server.shutdown()
             server.server_close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def count(self, verb: str, key: str = "") -> int:
         """Return how many requests of a verb there were for keys with a piece in it."""
@@ -95,9 +103,7 @@ class FakeS3:
 
     def arm(self, *faults: Fault, storm: Storm = CALM, seed: int = 0) -> None:
         """Count anew, with these faults. Connections and writes to be repeated are dropped."""
-        for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        self._disconnect()
         with self._lock:
             self.requests, self.fired, self.later = [], [], []
             self.faults, self._storm, self.seed = list(faults), storm, seed
