@@ -99,8 +99,9 @@ class Supervisor:
             api_url = server.api_url
         else:
             api_url = self._shared
-        if not self._stop.is_set():
-            check_answers(api_url)
+        if self._stop.is_set():
+            return api_url
+        check_answers(api_url)
         if self._register:
             # Workers start afterwards: of simultaneous writers SQLite lets some fail.
             policy = RetryPolicy(tries=TRIES, first_wait=FIRST_PAUSE, longest_wait=FIRST_PAUSE)
