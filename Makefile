@@ -134,10 +134,10 @@ release: setup
 		$$python -m venv build/release/$$python; \
 		build/release/$$python/bin/pip install --quiet -c constraints.txt build/release/*.whl; \
 		build/release/$$python/bin/pip check; \
-		cd build/release/$$python; \
-		NANOCHAT_HOME=$$PWD/home bin/nanochat run tiny --depth 1; \
-		NANOCHAT_HOME=$$PWD/home bin/nanochat down; \
-		cd $(CURDIR); \
+		( cd build/release/$$python; \
+		unset PREFECT_API_URL NANOCHAT_STORE PYTHONPATH; export NANOCHAT_HOME=$$PWD/home; \
+		trap "bin/nanochat down" EXIT; \
+		bin/nanochat run tiny --depth 1 ); \
 	done
 	ls -l build/release/*.whl build/release/*.tar.gz
 

@@ -17,6 +17,7 @@ from nanochat_core.config import (
 )
 from nanochat_core.errors import ConfigError
 from nanochat_core.runtime.seeding import seed_for
+from nanochat_core.section import shown
 from tasks.generated import conversation, identity, persona
 from tasks.generated.persona import Persona
 from tasks.names import all_names
@@ -30,17 +31,17 @@ _REPLACED = (conversation.NAME, identity.NAME)  # tasks that say who the model i
 def make_persona(name: str, *, maker: str, character: str, facts: tuple[str, ...]) -> Persona:
     """Return a persona. Each of `facts` is ABOUT=VALUE. Raises ConfigError for a wrong value."""
     pairs: dict[str, str] = {}
-    for fact in facts:
-        about, equals, value = (part.strip() for part in fact.partition("="))
-        about = re.sub(r"^(my|your) ", "", about.lower())
-        if not (equals and about and value):
+    topics: dict[str, str] = {}
+    for about, value in map(parse_fact, facts):
+        other = topics.setdefault(persona.topic_of(about), about)
+        if other != about or about in pairs:
             raise ConfigError(
-                f"'{fact}' is not of the form ABOUT=VALUE",
-                hint='for example --fact "best friend=a hedgehog called Otto"',
+                f"'{other}' and '{about}' have one answer"
+                if other != about
+                else f"there are two facts about '{about}'",
+                hint="give one of them",
             )
-        if about in pairs:
-            raise ConfigError(f"there are two facts about '{about}'", hint="give one of them")
-        pairs[about] = value.rstrip(".")
+        pairs[about] = value
     found = Persona(
         name=name.strip(),
         maker=maker.strip(),
@@ -50,10 +51,23 @@ def make_persona(name: str, *, maker: str, character: str, facts: tuple[str, ...
     for text in (found.name, found.maker, found.character, *pairs, *pairs.values()):
         if not text or not text.isprintable() or re.search(r"[{}]", text):
             raise ConfigError(
-                f"{text!r} cannot be said by the model",
+                f"{shown(text)} cannot be said by the model",
                 hint="give a text of one line without braces",
             )
     return found
+
+
+def parse_fact(fact: str) -> tuple[str, str]:
+    """Return what a fact ABOUT=VALUE is about, and its value. Raises ConfigError."""
+    about, equals, value = fact.partition("=")
+    about = re.sub(r"^(my|your) ", "", " ".join(about.lower().split()))
+    value = value.strip().rstrip(".")
+    if not (equals and about and value):
+        raise ConfigError(
+            f"{shown(fact)} is not of the form ABOUT=VALUE",
+            hint='for example --fact "best friend=a hedgehog called Otto"',
+        )
+    return about, value
 
 
 def persona_lines(run: RunConfig, found: Persona) -> Iterator[str]:

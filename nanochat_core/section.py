@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import reprlib
+import sys
 import types
 import typing
 from typing import Any, Self, TypeAlias
@@ -205,10 +206,10 @@ def from_json(expected: Any, value: Any, *, where: str) -> Any:
             return None
         inner = [option for option in typing.get_args(expected) if option is not types.NoneType]
         return from_json(inner[0], value, where=where)
-    if expected is float and type(value) is int:
+    if expected is float and type(value) in (int, float):
+        if not -sys.float_info.max <= value <= sys.float_info.max:  # an int may be larger, too
+            raise ConfigError(f"{where} is {shown(value)}, expected a finite number")
         return float(value)
-    if expected is float and type(value) is float and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}, expected a finite number")
     # Not isinstance: True is an int, but not a number of steps.
     if type(value) is not expected:
         raise ConfigError(f"{where} is {shown(value)}, expected {expected.__name__}")

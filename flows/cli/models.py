@@ -29,7 +29,8 @@ def name_in_store(
     }
     if is_foreign and model.startswith(("./", "../", "/", "~")):
         path = Path(model).expanduser().absolute()
-        done = import_model(store, path, name=f"local-{path.name}", **options)
+        name = f"local-{hub_model.NOT_IN_NAMES.sub('-', path.name)}"
+        done = import_model(store, path, name=name, **options)
         return f"{done.model.stage}@{done.run.name}"
     return hub_model.name_in_store(store, model, **options)
 

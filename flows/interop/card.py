@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.
 FILE = "README.md"
 _METRIC = re.compile(r"[a-z0-9_]{1,64}")
 _SHOWN_METRICS = 12
-_MAX_BYTES = 2**20  # of a card that is read
+_MAX_BYTES, _MAX_SCORES = 2**20, 1000  # of a card that is read; aliases of YAML repeat scores
 _INTERVAL, _ENDS = "interval_95", ("low", "high")
 
 
@@ -104,20 +105,22 @@ def read_card(directory: Path, *, log: Callable[[str], None]) -> ModelCard:
         tree: Any = hub.metadata_load(path) or {}
         ours: Any = tree.get("nanochat_flows") or {}
         kind, era = ours.get("kind"), ours.get("era")
-        scores = dict(_published(tree.get("model-index") or []))
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:
+        return ModelCard(
+            kind=kind if kind in [*KINDS] else None,
+            era=era if era in [*ERAS] else None,
+            scores={
+                name: float(value)
+                for name, value in islice(_published(tree.get("model-index") or []), _MAX_SCORES)
+                if _METRIC.fullmatch(name) and type(value) in (int, float) and math.isfinite(value)
+            },
+        )
+    except (
+        *(OSError, ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError),
+        *(OverflowError, RecursionError),
+    ) as error:
         reason = str(error).partition("\n")[0]
         log(f"its {FILE} is left out, as it cannot be read: {reason}")
         return ModelCard()
-    return ModelCard(
-        kind=kind if kind in [*KINDS] else None,
-        era=era if era in [*ERAS] else None,
-        scores={
-            name: float(value)
-            for name, value in scores.items()
-            if _METRIC.fullmatch(name) and type(value) in (int, float) and math.isfinite(value)
-        },
-    )
 
 
 def _published(index: Any) -> Iterator[tuple[str, Any]]:

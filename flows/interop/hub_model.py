@@ -1,5 +1,6 @@
 """Names of models that are addresses on the Hugging Face Hub: imported once for each commit."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ConfigError
 from nanochat_core.interop.hub_files import HubModel, download_model, is_on_hub, pin_model
 
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def name_in_store(
@@ -46,7 +47,8 @@ def name_in_store(
             store, pinned, name=name, is_foreign=is_foreign, scratch=scratch, log=log, watch=watch
         )
     except ConfigError as error:  # of a choice for which only `import` has options
-        error.hint = f"{error.hint}; with nanochat import {model} --name NAME"
+        again = f"with nanochat import {model} --name NAME"
+        error.hint = "; ".join(filter(None, (error.hint, again)))
         raise
     return f"{done.model.stage}@{name}"
 
@@ -83,6 +85,8 @@ def import_from_hub(
 
 
 def run_name(model: HubModel) -> str:
-    """Return the name of the run that imports a model at its commit."""
-    words = _NOT_IN_NAMES.sub("-", f"{model.repository}/{model.folder}").strip("-")
+    """Return the name of the run that imports a model at its commit: another for each address."""
+    words = NOT_IN_NAMES.sub("-", model.repository)
+    if model.folder:  # by a digest: a/b, a-b and a repository b of a owner's a- differ
+        words += f"-{hashlib.sha256(model.folder.encode()).hexdigest()[:8]}"
     return f"hf-{words}-{model.commit[:12]}"

@@ -40,7 +40,7 @@ PORTS = 100
 SECONDS_TO_START = 240.0  # of a server: 10 s on an idle machine, minutes on a busy one
 SECONDS_TO_END = 120.0  # of a supervisor: first runs save, then the processes that they left end
 SECONDS_TO_DIE = 10.0  # of a process that was asked to end
-# Where the server stores its history, and with which password: Prefect's variables begin so.
+# Prefect's variables for the database begin so. The address may have a password in it.
 DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
 # Settings of a user's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
@@ -50,6 +50,8 @@ FOREIGN = (
     "PREFECT_PROFILE",
     "PREFECT_PROFILES_PATH",
 )
+# Of a server that the user started: ours has the home's password, or none.
+SERVER_AUTH = "PREFECT_SERVER_API_AUTH_STRING"
 
 
 def find_server(home: Path) -> Server | None:
@@ -114,11 +116,12 @@ def wait_for_server(
 
 
 def wait_for_own_server(home: Path) -> None:
-    """Wait until the home's supervisor, if there is one, has started its server.
+    """Wait until the home's supervisor, if there is one, has restarted its server.
 
     A server that the command started would have the command's environment, not the supervisor's.
+    Without a record of a server the supervisor works for a shared one, or starts its own just now.
     """
-    if configured_api_url() is None:
+    if configured_api_url() is None and server_path(home).exists():
         wait_until(
             lambda: find_supervisor(home) is None or find_process_of_server(home) is not None,
             seconds=SECONDS_TO_START,
@@ -148,11 +151,18 @@ def end_process(process: psutil.Process, seconds: float) -> None:
     """Send SIGTERM to a process, and kill it if it lives `seconds` later.
 
     A zombie has ended; psutil's `wait` would wait until its parent, a run perhaps, collects it.
+    Raises ServerError for another user's process.
     """
     start = start_of(process.pid)
     with contextlib.suppress(psutil.NoSuchProcess):
         for end in (process.terminate, process.kill):
-            end()
+            try:
+                end()
+            except psutil.AccessDenied as error:
+                raise ServerError(
+                    f"process {process.pid} belongs to another user",
+                    hint="stop it as that user, or give a home of your own with --home",
+                ) from error
             if wait_until(lambda: start is None or start_of(process.pid) != start, seconds=seconds):
                 with contextlib.suppress(psutil.TimeoutExpired):
                     process.wait(0)  # collects it, if it is a child of this process
@@ -165,6 +175,8 @@ def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
     Without `console_logs`, the logs of Prefect and of the flow go to the server only.
     """
     os.environ.update(client_environment(home, api_url, console_logs=console_logs))
+    for name in [name for name in os.environ if name.startswith(DATABASE)]:
+        del os.environ[name]  # jobs inherit this environment, and only the server needs it
     # A person waits for this process: 30 seconds to report the end of a run, not eight minutes.
     os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "4"
 
@@ -213,7 +225,7 @@ def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in {WEBHOOK, *but} and not name.startswith(DATABASE)
+        if name not in {WEBHOOK, SERVER_AUTH, *but} and not name.startswith(DATABASE)
     }
 
 
@@ -226,7 +238,7 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         **own_environment(),
         **{name: value for name, value in os.environ.items() if name.startswith(DATABASE)},
         **_settings(home),
-        **({} if password is None else {"PREFECT_SERVER_API_AUTH_STRING": password}),
+        **({} if password is None else {SERVER_AUTH: password}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_UI_STATIC_DIRECTORY": str(pages_directory(home)),
         # By default pages of every origin may call the API, and no change needs a token.

@@ -112,9 +112,16 @@ def _architecture(path: Path) -> str:
 
 
 def _copy_foreign(path: Path, to: Path) -> None:
-    """Copy the files of a transformers model; code that came with it is left behind."""
+    """Copy the files of a transformers model; code that came with it is left behind.
+
+    Raises ModelError if it has no weights.
+    """
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"{path} has no *.safetensors", hint="weights of other kinds are not read")
     for file in sorted(path.iterdir()):
-        if file.is_file() and any(file.match(pattern) for pattern in FOREIGN_FILES):
+        # An adapter names another model, which transformers would load with it.
+        is_wanted = file.name != "adapter_config.json" and any(map(file.match, FOREIGN_FILES))
+        if file.is_file() and is_wanted:
             shutil.copyfile(file, to / file.name)
 
 

@@ -20,7 +20,7 @@ from tasks.base import Conversation, one_turn, text_of
 from tasks.generated import conversation, people
 from tasks.generated.writing import written
 
-MOST_TURNS = 3  # of a conversation that is about the model alone
+MAX_TURNS = 3  # of a conversation that is about the model alone
 _ADDED_PERCENT = 70  # of the mixed conversations that have room for one more turn
 _GREETED_PERCENT = 10  # of the questions
 _FRAMED_PERCENT = 15  # of the questions have words before them, as many of the others behind
@@ -63,7 +63,7 @@ def generate(
     for _ in range(num_train):
         turns = [] if bases is None else _own_turns(next(bases), persona, topics, rng)
         if bases is None:
-            count = rng.randint(1, MOST_TURNS)
+            count = rng.randint(1, MAX_TURNS)
             turns = [_turn(persona, topics, rng) for _ in range(count)]
         asked |= {_plain(turn["messages"][0]["content"]) for turn in turns}
         yield {"split": "train", "messages": conversation.join(turns)["messages"]}
@@ -146,6 +146,15 @@ def _turn(
         is_maker = "{company}" in phrase and about["company"].lower() in persona.maker.lower()
         if not (is_other or is_maker or text in people.texts()):
             return one_turn(text, topic.answer)
+
+
+def topic_of(about: str) -> str:
+    """Return what facts of one answer have in common: the first name of their topic.
+
+    Its own name for a fact without a topic of its own.
+    """
+    topics: list[list[str]] = [entry.get("fact", []) for entry in _file()["topic"]]
+    return next((names[0] for names in topics if about in names), about)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from infra.placement import ONE_STAGE, check_pool_name
 from nanochat_core.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
+_ANEW = "`nanochat down` stops it; then give the same command again"
 # A process of its own, so that the supervisor, which lives for months, need not import Prefect.
 REGISTER = (sys.executable, "-m", "deployments.deploy")
 
@@ -61,6 +62,8 @@ def up(
     the address that logs a browser in.
     """
     from infra.prefect.access import check_answers, check_client, configured_api_url
+    from infra.prefect.flow_runs import running_server
+    from infra.prefect.records import find_process_of_server
     from infra.prefect.server import FIRST_PORT, adopt_password
     from infra.prefect.supervisor.supervisor import Supervisor, supervising
 
@@ -82,8 +85,14 @@ def up(
     if (shared := configured_api_url()) is not None:
         check_answers(shared)
     with supervising(home) as is_ours:
+        # A server may run without workers: `nanochat run` started it.
+        of_server, of_workers = port or no_password, pool or place.store
+        if is_ours and of_server and find_process_of_server(home):
+            raise ConfigError("a server runs already", hint=_ANEW)
+        if not is_ours and (of_server or of_workers):
+            raise ConfigError("server and workers are up already", hint=_ANEW)
         if not is_ours:
-            _check_same(port, pool)
+            running_server(home)  # the first `up` may be starting it
             print_lines(_lines(place, shared))
             return 0
         _warn_of_missing(shared, pools)
@@ -119,15 +128,6 @@ def _register(place: StoreOptions, pools: Sequence[str]) -> int:
     return 0
 
 
-def _check_same(port: int | None, pools: Sequence[str]) -> None:
-    """Raise ConfigError if options ask for another server or other workers than those that run."""
-    if port is not None or pools:
-        raise ConfigError(
-            "server and workers are up already",
-            hint="`nanochat down` stops them; then give the same command again",
-        )
-
-
 def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:
     """Warn if a shared server lacks the deployments that send runs to these pools."""
     from infra.prefect.flow_runs import has_deployment
@@ -135,7 +135,7 @@ def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:
     if shared is None:
         return
     wanted = ["nanochat/nanochat", *(f"{ONE_STAGE}/{name}" for name in pools if name != "cpu")]
-    with contextlib.suppress(OSError, ValueError):  # no answer: the supervisor waits for one
+    with contextlib.suppress(OSError, ValueError):  # no answer: nothing is known to lack
         if missing := [name for name in wanted if not has_deployment(shared, name)]:
             others = [name for name in pools if name not in POOLS]
             words = ["nanochat", "up", "--register", *(w for n in others for w in ("--pool", n))]

@@ -7,11 +7,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.artifacts.runs import check_name
 from flows.cli.options import DepthFlag, RunOptions, StoreOptions
-from flows.cli.output import print_line, print_lines
+from flows.cli.output import print_line, print_lines, print_warning
 from flows.cli.requests import read_request
 from flows.cli.train.plan import plan
-from flows.persona import make_persona, persona_lines, slug, with_persona
+from flows.persona import make_persona, parse_fact, persona_lines, slug, with_persona
 from flows.profile_file import changes_to_toml
 from flows.profiles import open_profile
 from flows.run_request import shared
@@ -19,6 +20,7 @@ from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 from tasks.generated.persona import Persona
 
+_WRITTEN_BY = "Written by: nanochat identity"
 _FACT = "A fact, such as home=a greenhouse in Oslo? [no more]"
 
 
@@ -58,28 +60,31 @@ def identity(
     run = open_profile(
         request.profile, depth=request.depth, overrides=request.overrides, snapshots=False
     ).run
-    if (maker, character, fact) == (None, None, ()) and sys.stdin.isatty():
-        maker, character, fact = _ask(name)
-    found = make_persona(
-        name, maker=maker or Persona.maker, character=character or Persona.character, facts=fact
-    )
-    file = slug(found.name)
+    _check_profile(profile)
+    file = check_name(slug(name))  # of a run and its model
     data, settings = (to.expanduser() / f"{file}.{ending}" for ending in ("jsonl", "toml"))
     if (existing := [path for path in (data, settings) if path.exists()]) and not force:
         raise ConfigError(
             f"{existing[0]} exists", hint="choose another directory with --to, or add --force"
         )
+    maker_and_character = Persona.maker, Persona.character
+    if (maker, character, fact) == (None, None, ()) and sys.stdin.isatty():
+        *maker_and_character, fact = _ask(name)
+    found = make_persona(
+        name,
+        maker=maker_and_character[0] if maker is None else maker,
+        character=maker_and_character[1] if character is None else character,
+        facts=fact,
+    )
     about = [
         f"{found.name}: its conversations are in {data.name}. Run it: nanochat run {settings.name}",
-        "Written by: " + shlex.join(_again(found, profile, depth)),
+        f"{_WRITTEN_BY} " + shlex.join(_again(found, profile, depth)),
     ]
     with writing(data, ConfigError, hint="choose another directory with --to"):
         data.parent.mkdir(parents=True, exist_ok=True)
-        data.write_text(
-            "".join(f"{line}\n" for line in persona_lines(run, found)), encoding="utf-8"
-        )
-        text = changes_to_toml(request, with_persona(run, found, data.name), name=file, about=about)
-        settings.write_text(text, encoding="utf-8")
+        _replace(data, "".join(f"{line}\n" for line in persona_lines(run, found)))
+        changed = with_persona(run, found, data.name)
+        _replace(settings, changes_to_toml(request, changed, name=file, about=about))
     print_lines([f"{path}: written" for path in (data, settings)])
     print_line("")
     plan(str(settings), options=RunOptions(**shared(RunOptions, place)))
@@ -89,11 +94,36 @@ def identity(
     return 0
 
 
+def _check_profile(profile: str) -> None:
+    """Raise ConfigError for the file of another identity: the model would have two names."""
+    path = Path(profile)
+    if path.suffix == ".toml" and _WRITTEN_BY in path.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"{profile} gives the model another name already",
+            hint="take the profile that it was made from; its first lines have the command",
+        )
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole, in place of the one that the user may have edited."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
 def _ask(name: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return maker, character and facts as answered on the terminal; "" means the default."""
-    maker = _answer(f"Who made it? [{Persona.maker}]")
+    """Return maker, character and facts as answered on the terminal."""
+    maker = _answer(f"Who made it? [{Persona.maker}]") or Persona.maker
     character = _answer(f'What is it? "I am {name}, ..." [{Persona.character}]')
-    return maker, character, tuple(iter(lambda: _answer(_FACT), ""))
+    facts: list[str] = []
+    while fact := _answer(_FACT):
+        try:
+            parse_fact(fact)
+        except ConfigError as error:
+            print_warning(f"{error}: {error.hint}")
+        else:
+            facts.append(fact)
+    return maker, character or Persona.character, tuple(facts)
 
 
 def _answer(question: str) -> str:
@@ -106,7 +136,7 @@ def _answer(question: str) -> str:
 
 def _again(found: Persona, profile: str, depth: int | None) -> list[str]:
     """Return the command that writes the files of a persona."""
-    words = ["nanochat", "identity", found.name, "--maker", found.maker]
+    words = [found.name, "--maker", found.maker]
     words += ["--character", found.character]
     for about, value in found.facts:
         words += ["--fact", f"{about}={value}"]

@@ -9,6 +9,7 @@ it.
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -19,13 +20,14 @@ from infra.polling import ASK_SECONDS, POLL_SECONDS, SLOW_SECONDS
 from infra.prefect.access import (
     WEBHOOK,
     ServerError,
-    check_answers,
+    check_admitted,
     configured_api_url,
     configured_webhook,
 )
 from infra.prefect.logs import last_line, rotate, spawn
-from infra.prefect.records import supervisor_lock
+from infra.prefect.records import find_process_of_server, supervisor_lock
 from infra.prefect.server import (
+    SECONDS_TO_START,
     client_environment,
     own_environment,
     stop_server,
@@ -67,6 +69,8 @@ class Supervisor:
         self._hurry = threading.Event()  # asked to stop a second time
         self._shared = configured_api_url()
         self._server = OwnServer(home, port, guarded=guarded, log=log)
+        # A server that a run uses outlives a start that fails.
+        self._keeps_server = self._shared is not None or find_process_of_server(home) is not None
         self._api_url: str | None = None  # the last one
         self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
         self._runs = RunWatch(log, is_own=self._shared is None)
@@ -82,6 +86,7 @@ class Supervisor:
             try:
                 api_url = self._start()
                 if not self._stop.is_set():
+                    self._keeps_server = self._shared is not None
                     on_ready(api_url)
                 while not self._stop.wait(ASK_SECONDS):
                     self._poll()
@@ -101,7 +106,7 @@ class Supervisor:
             api_url = self._shared
         if self._stop.is_set():
             return api_url
-        check_answers(api_url)
+        check_admitted(api_url)  # raises if it refuses our password
         if self._register:
             # Workers start afterwards: of simultaneous writers SQLite lets some fail.
             policy = RetryPolicy(tries=TRIES, first_wait=FIRST_PAUSE, longest_wait=FIRST_PAUSE)
@@ -111,8 +116,14 @@ class Supervisor:
                 policy=policy,
                 wait=self._stop.wait,
             )
+        until = time.monotonic() + SECONDS_TO_START
         while not (self._stop.is_set() or self._are_polling(api_url)):
             self._poll()
+            if time.monotonic() > until:
+                raise ServerError(
+                    f"server and workers are not up after {SECONDS_TO_START:g} s",
+                    hint=f"their logs are in {self._home / 'prefect'}",
+                )
             for pool, worker in self._workers.items():
                 # One that polled before is restarted for ever: a full disk may pass.
                 if worker.early_ends >= MAX_EARLY_ENDS:
@@ -176,7 +187,7 @@ class Supervisor:
         self._log("stopping")
         end_workers(self._worker_processes(), is_urgent=self._hurry.is_set)
         # The server ends last: runs and workers report their ends to it.
-        if self._shared is None:
+        if not self._keeps_server:
             stop_server(self._home)
         self._log("stopped")
 
@@ -185,10 +196,15 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _until_signalled(self) -> Generator[None]:
-        """Set `_stop` on SIGTERM, Ctrl-C and a closed terminal, and `_hurry` on a second one."""
+        """Set `_stop` on SIGTERM, Ctrl-C and a closed terminal, `_hurry` on another Ctrl-C.
+
+        `nanochat down` after a Ctrl-C, and a terminal that closes then, still let runs save.
+        """
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            (self._hurry if self._stop.is_set() else self._stop).set()
+            if self._stop.is_set() and number == signal.SIGINT:
+                self._hurry.set()
+            self._stop.set()
 
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
@@ -209,7 +225,7 @@ def supervising(home: Path) -> Generator[bool]:
     """
     path = supervisor_lock(home)
     with writing(path, ServerError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = path.open("a")
     with file:
         if is_ours := try_flock(file):

@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -57,17 +57,21 @@ def case_of(config: ModelConfig, dtype: str, sides: Iterable[str], *, answers: i
 
 def recall(case: Case, measure: Callable[[], Seconds]) -> Seconds:
     """Return the cached seconds of a case; `measure` and cache them if there are none."""
-    with suppress(OSError, RuntimeError):  # no cache folder: measured each time
-        path = _folder() / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:16]}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Of processes that start together one measures, and all choose the same.
-        with FileLock(path.with_suffix(".lock")):
-            if (found := _read(path)) is None:
-                write_json(path, {"case": asdict(case), "seconds": measure()})
-                found = _read(path)
-        if found is not None:
+    with ExitStack() as held:
+        try:
+            path = _folder() / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:16]}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Of processes that start together one measures, and all choose the same.
+            held.enter_context(FileLock(path.with_suffix(".lock")))
+            found = _read(path)
+        except (OSError, RuntimeError):  # no cache folder: measured each time
+            return measure()
+        if found is not None and found[0] == case:
             return found[1]
-    return measure()
+        seconds = measure()
+        with suppress(OSError):
+            write_json(path, {"case": asdict(case), "seconds": seconds})
+        return seconds
 
 
 def recorded() -> Iterator[tuple[Case, Seconds]]:
@@ -109,6 +113,7 @@ def _read(path: Path) -> tuple[Case, Seconds] | None:
     try:
         tree: Any = json.loads(path.read_bytes())
         seconds = {str(side): float(value) for side, value in tree["seconds"].items()}
-        return (Case(**tree["case"]), seconds) if seconds else None
+        case = Case(**tree["case"])
+        return (case, seconds) if set(case.sides.split(", ")) == {*seconds} else None
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -9,9 +9,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,10 @@ import torch
 from flows.artifacts.cache import Cache
 from flows.artifacts.names import open_artifact, open_model, open_run
 from flows.cli.app import main
+from flows.interop import card
+from flows.interop.hub_model import run_name
 from infra.storage.base import Store
+from nanochat_core.interop.hub_files import HubModel
 from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.interop.pickled_tokenizer import write_tokenizer
 from nanochat_core.model.checkpoint import load_model, save_model
@@ -347,6 +351,39 @@ def test_a_strangers_card_decides_nothing(
         (out / "README.md").write_text(text)
         publish(hub, out)
         assert commands.fails("chat", ADDRESS)[0].startswith("the kind of the model at ")
+
+
+NESTED = "---\na: " + "[" * 3000 + "\n---\n"
+HUGE = f"---\nmodel-index: [{{results: [{{metrics: [{{name: x, value: 1{'0' * 400}}}]}}]}}]\n---\n"
+MANY = (
+    "---\nm: &m [{name: x, value: 1}]\nr: &r {metrics: *m}\nmodel-index:\n"
+    + "- {results: [*r, *r, *r, *r, *r, *r, *r, *r]}\n" * 4000
+    + "---\n"
+)
+
+
+@pytest.mark.parametrize("text", [NESTED, HUGE, MANY], ids=["nested", "huge", "many"])
+def test_a_card_that_is_an_attack_is_left_out_or_cut(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text(text)
+    published, seen, lines = card._published, [], []  # pyright: ignore[reportPrivateUsage]
+
+    def counted(index: Any) -> Iterator[tuple[str, Any]]:
+        for found in published(index):
+            seen.append(found)
+            yield found
+
+    monkeypatch.setattr(card, "_published", counted)
+    found = card.read_card(tmp_path, log=lines.append)
+    assert len(seen) <= 1000
+    assert bool(lines) == (not found.scores)
+
+
+def test_each_address_has_a_name_of_its_own() -> None:
+    addresses = [("me/a", "d/sft"), ("me/a", "d-sft"), ("me/a-d", "sft"), ("me/a-d", "")]
+    models = [HubModel(repository=r, folder=f, commit="0" * 40) for r, f in addresses]
+    assert len({run_name(model) for model in models}) == 4
 
 
 def test_the_tokenizer_of_an_export_is_the_same(tmp_path: Path, commands: Commands) -> None:

@@ -89,8 +89,10 @@ def test_a_process_that_has_the_number_of_a_supervisor_is_none(tmp_path: Path) -
     assert find_supervisor(tmp_path) is None
 
 
-def test_without_a_supervisor_there_is_no_wait_for_its_server(tmp_path: Path) -> None:
+def test_without_a_supervisor_or_a_server_of_it_there_is_no_wait(tmp_path: Path) -> None:
     wait_for_own_server(tmp_path)
+    with supervising(tmp_path):  # of a shared server, perhaps
+        wait_for_own_server(tmp_path)
 
 
 def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
@@ -238,6 +240,7 @@ def test_workers_know_their_home_and_never_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql://me:hidden@db/x")
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:hidden")
     monkeypatch.setenv("PREFECT_API_KEY", "of somebody else's server")
 
     environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")

@@ -59,6 +59,8 @@ class Servers:
         (home / "prefect").mkdir()
 
     def start(self, home: Path, *, port: int, guarded: bool) -> Server:
+        if (running := find_process_of_server(home)) is not None:
+            return running
         if self.problem is not None:
             raise ServerError(self.problem)
         told = home / f"port-{len(self.started)}"
@@ -166,8 +168,9 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
     assert said == ["worker gpu: No space left on device; again in 5 s"]
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
 def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_adopted: bool
 ) -> None:
     monkeypatch.setattr("infra.retry.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(supervisor_module, "ASK_SECONDS", 0.01)
@@ -179,6 +182,8 @@ def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
             pool, [sys.executable, "-c", said], output=home / "prefect" / "worker", log=log
         ),
     )
+    if is_adopted:  # a run has started it, and uses it
+        servers.start(tmp_path, port=4200, guarded=True)
     supervisor = Supervisor(
         tmp_path,
         port=4200,
@@ -196,4 +201,24 @@ def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
         "the worker of gpu ended 5 times while starting: PermissionError: no room"
     )
     assert caught.value.hint == f"its log is {tmp_path / 'prefect' / 'worker'}"
-    assert find_process_of_server(tmp_path) is None
+    assert (find_process_of_server(tmp_path) is not None) == is_adopted
+
+
+@pytest.mark.parametrize(
+    ("numbers", "hurries"),
+    [
+        ((signal.SIGINT, signal.SIGINT), True),
+        ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), False),  # `nanochat down`, then the window
+        ((signal.SIGTERM, signal.SIGTERM), False),
+    ],
+)
+def test_only_a_second_ctrl_c_ends_runs_before_they_have_saved(
+    numbers: tuple[signal.Signals, ...], servers: Servers, tmp_path: Path, *, hurries: bool
+) -> None:
+    supervisor = Supervisor(
+        tmp_path, port=4200, pools=[], store=None, register=[], guarded=True, log=print
+    )
+    with supervisor._until_signalled():  # pyright: ignore[reportPrivateUsage]
+        for number in numbers:
+            signal.raise_signal(number)
+    assert supervisor._hurry.is_set() == hurries  # pyright: ignore[reportPrivateUsage]

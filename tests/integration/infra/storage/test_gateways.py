@@ -25,7 +25,7 @@ USES: dict[str, Callable[[Rig], object]] = {
     "uploads": lambda rig: rig.store.list_unfinished(),
 }
 SEVERAL = ("list", "get", "head", "put", "upload", "fetch", "uploads")
-MOST_REQUESTS = 24  # of an upload: eight tries of each of three rounds
+MAX_REQUESTS = 24  # of an upload: eight tries of each of three rounds
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_web_page_is_one_line_after_few_requests_whatever_was_asked(
     assert rig.endpoint in str(caught.value)
     assert "AWS_ENDPOINT_URL_S3" in (caught.value.hint or "")
     assert "AWS_REGION" in (caught.value.hint or "") or status == 200
-    assert len(rig.requests) <= (MOST_REQUESTS if use == "upload" else 4)
+    assert len(rig.requests) <= (MAX_REQUESTS if use == "upload" else 4)
     assert rig.objects == {}
 
 
@@ -114,7 +114,7 @@ def test_a_plain_refusal_of_what_was_never_a_store_is_one_line_at_once(rig: Rig,
         with pytest.raises(StoreError, match=f"{rig.endpoint}: an answer that is not") as caught:
             use(rig)
         assert "\n" not in str(caught.value)
-        assert len(rig.requests) <= MOST_REQUESTS
+        assert len(rig.requests) <= MAX_REQUESTS
 
 
 def test_a_bare_404_to_a_head_is_not_the_stores_word(rig: Rig) -> None:

@@ -101,6 +101,22 @@ def test_it_replaces_no_file_unless_asked_to(
     assert path.read_bytes() == before
 
 
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    terminal: Terminal, tmp_path: Path, small: str
+) -> None:
+    words = ("--profile", small, "--to", str(tmp_path / "new"))
+    error, hint = terminal.fails("identity", "x" * 300, *words)
+    assert "cannot be the name of a run" in error
+    assert len(error) < 150
+    assert terminal.fails("identity", "Ada", "--maker", "", *words)[0].startswith("'' cannot be")
+    assert not (tmp_path / "new").exists()
+    terminal.said("identity", "Ada", *words)
+    again = ("--profile", str(tmp_path / "new" / "ada.toml"), "--to", str(tmp_path))
+    error, hint = terminal.fails("identity", "Bob", *again)
+    assert error.endswith("ada.toml gives the model another name already")
+    assert "the profile that it was made from" in hint
+
+
 def test_without_a_terminal_it_asks_nothing_and_takes_the_defaults(
     terminal: Terminal, tmp_path: Path, small: str, answers: Answers
 ) -> None:
@@ -115,10 +131,11 @@ def test_on_a_terminal_it_asks_and_the_end_of_the_input_ends_the_questions(
     terminal: Terminal, tmp_path: Path, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    typed = Answers("Ada", "", "pet=a snail called Ben")
+    typed = Answers("Ada", "", "likes chess", "pet=a snail called Ben")
     monkeypatch.setattr("builtins.input", typed)
-    terminal.said("identity", "Juniper", "--profile", small, "--to", str(tmp_path))
-    assert len(typed.asked) == 4
+    words = ("identity", "Juniper", "--profile", small, "--to", str(tmp_path))
+    terminal.said(*words, warns="'likes chess' is not of the form ABOUT=VALUE")
+    assert len(typed.asked) == 5
     assert "Juniper" in typed.asked[1]
     expected = {"Ada made me.", "I am Juniper, a tiny language model."}
     assert expected | {"My pet is a snail called Ben."} <= answers_in(tmp_path / "juniper.jsonl")

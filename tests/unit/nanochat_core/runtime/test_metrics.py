@@ -13,14 +13,14 @@ def job(tmp_path):
     return small_job(tmp_path)
 
 
-def tell(job, *events):
+def report(job, *events):
     with job.events.open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)
 
 
 def test_a_row_a_step_and_of_steps_done_again_the_last(job):
     pq = pytest.importorskip("pyarrow.parquet")
-    tell(
+    report(
         job,
         {"time": 9.0, "kind": "eval", "step": 0, "values": {"val_bpb": 3.0}},
         {"time": 10.0, "kind": "start", "step": 0, "total": 3, "unit": "step", "resumed": False},
@@ -46,11 +46,11 @@ def test_a_row_a_step_and_of_steps_done_again_the_last(job):
 
 def test_a_stage_without_steps_has_no_table(job):
     assert write_metrics(job) is None
-    tell(job, {"time": 1.0, "kind": "message", "text": "hello"})
+    report(job, {"time": 1.0, "kind": "message", "text": "hello"})
     assert write_metrics(job) is None
 
 
 def test_events_that_make_no_table_fail_nothing(job, capsys):
-    tell(job, {"time": 1.0, "kind": "step", "step": 1, "total": 9, "values": {"loss": "a lot"}})
+    report(job, {"time": 1.0, "kind": "step", "step": 1, "total": 9, "values": {"loss": "a lot"}})
     assert write_metrics(job) is None
     assert "metrics.parquet was not written" in capsys.readouterr().err
