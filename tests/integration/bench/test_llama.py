@@ -1,0 +1,57 @@
+"""The bench next to llama.cpp: what it skips, the file that it writes, and a line of its table."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from bench import llama
+from nanochat_core.scaling import model_for_depth
+
+pytestmark = pytest.mark.torch
+ROW = {
+    "depth": 4,
+    "batch": 1,
+    "precision": "bf16",
+    "llama": "BF16",
+    "tokens_per_cpu_second": 1700.0,
+    "llama_tokens_per_cpu_second": 1000.0,
+    "first_ms": 2.5,
+    "llama_first_ms": 8.0,
+}
+
+
+def test_without_llama_cpp_it_says_so_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(llama, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["llama"])
+    assert llama.main() == 0
+    said = capsys.readouterr().out
+    assert said == "bench llama is skipped: xllamacpp and gguf not installed\n"
+
+
+def test_a_line_compares_first_tokens_of_one_answer_only() -> None:
+    assert llama.describe(ROW) == (
+        "d4     1 at a time, bf16    1,700 tokens per CPU second, llama.cpp in BF16    1,000 "
+        "(1.70x); first token after 2.5 and 8.0 CPU ms (3.20x)"
+    )
+    assert "first token" not in llama.describe(ROW | {"batch": 32})
+
+
+def test_a_step_is_the_median_of_the_rounds() -> None:
+    times = {"own_first": [3.0, 1.0, 2.0], "own_rest": [0.1, 0.2, 0.3], "first": [1.0]}
+    row = llama.summarise(times | {"rest": [0.4]}, 2)
+    assert row["tokens_per_cpu_second"] == 2 * (llama.TOKENS - 1) / 0.2
+    assert (row["first_ms"], row["llama_first_ms"]) == (2000.0, 1000.0)
+
+
+def test_the_llama_has_as_many_parameters_in_matrices(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    config = model_for_depth(2, vocab_size=512)
+    llama.write_llama(tmp_path / "model.gguf", config, "Q8_0")
+    found = gguf.GGUFReader(tmp_path / "model.gguf").tensors
+    count = sum(int(t.n_elements) for t in found if ".attn_" in t.name or ".ffn_" in t.name)
+    assert count == pytest.approx(config.depth * 12 * config.width**2, rel=0.05)
