@@ -154,19 +154,20 @@ def end_process(process: psutil.Process, seconds: float) -> None:
     Raises ServerError for another user's process.
     """
     start = start_of(process.pid)
-    with contextlib.suppress(psutil.NoSuchProcess):
+    try:
         for end in (process.terminate, process.kill):
-            try:
-                end()
-            except psutil.AccessDenied as error:
-                raise ServerError(
-                    f"process {process.pid} belongs to another user",
-                    hint="stop it as that user, or give a home of your own with --home",
-                ) from error
+            end()
             if wait_until(lambda: start is None or start_of(process.pid) != start, seconds=seconds):
                 with contextlib.suppress(psutil.TimeoutExpired):
                     process.wait(0)  # collects it, if it is a child of this process
                 return
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied as error:
+        raise ServerError(
+            f"process {process.pid} belongs to another user",
+            hint="stop it as that user, or give a home of your own with --home",
+        ) from error
 
 
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
