@@ -53,3 +53,8 @@ class OutOfMemory(StageError):
 def reason_of(error: OSError) -> str:
     """Return why the system refused, without a path: "no space left on device"."""
     return (error.strerror or str(error)).lower()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message, or the error's type if it has no message."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

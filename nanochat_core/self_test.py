@@ -23,7 +23,7 @@ from nanochat_core.engine.requests import Event, Request, SamplingParams, TokenE
 from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.speed import make_endless, read_bandwidth, wait_for_gpu
-from nanochat_core.errors import ConfigError
+from nanochat_core.errors import ConfigError, first_line
 from nanochat_core.job import ATTENTION_PACKAGES
 from nanochat_core.model.attention import choose
 from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, Backend, preferred
@@ -95,8 +95,8 @@ def run_tests(device: torch.device) -> Iterator[Line]:
         try:
             yield replace(test(), name=name)
         except Exception as error:  # noqa: BLE001 - kernels of third parties: anything may come
-            first = str(error).strip().partition("\n")[0]
-            yield Line(name=name, state="fail", found=f"{type(error).__name__}: {first}")
+            found = f"{type(error).__name__}: {first_line(error)}"
+            yield Line(name=name, state="fail", found=found)
 
 
 def read_device(device: torch.device) -> Device:

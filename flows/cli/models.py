@@ -11,6 +11,14 @@ from flows.cli.progress import show_bytes
 from flows.interop import hub_model
 from flows.interop.import_model import import_model
 from infra.storage.base import Store
+from nanochat_core.interop.hub_files import is_on_hub
+
+_DIRECTORIES = ("./", "../", "/", "~")
+
+
+def is_in_store(model: str) -> bool:
+    """Return whether a model is named by its run, and not by an address or a directory."""
+    return not (is_on_hub(model) or model.startswith(_DIRECTORIES))
 
 
 def name_in_store(
@@ -27,7 +35,7 @@ def name_in_store(
         "log": print_note,
         "watch": partial(show_bytes, what=model),
     }
-    if is_foreign and model.startswith(("./", "../", "/", "~")):
+    if is_foreign and model.startswith(_DIRECTORIES):
         path = Path(model).expanduser().absolute()
         name = f"local-{hub_model.NOT_IN_NAMES.sub('-', path.name)}"
         done = import_model(store, path, name=name, **options)

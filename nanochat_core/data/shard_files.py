@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nanochat_core.data.array_files import read_index
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, first_line
 from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 
@@ -239,7 +239,7 @@ def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except _UNREADABLE as error:
         raise DataError(
-            f"{path} cannot be read as parquet: {_first_line(error)}", hint=_HINT
+            f"{path} cannot be read as parquet: {first_line(error)}", hint=_HINT
         ) from error
     schema = file.schema_arrow
     if (count := schema.names.count(column)) != 1:
@@ -287,7 +287,7 @@ def _batches(
             batch = next(batches, None)
         except _UNREADABLE as error:
             raise DataError(
-                f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
+                f"{path} is damaged in row group {group}: {first_line(error)}", hint=_HINT
             ) from error
         if batch is None:
             return
@@ -348,7 +348,3 @@ def _find_bad_row(texts: pa.Array) -> tuple[int, str]:
         except UnicodeDecodeError as error:
             return row, error.reason
     return 0, "its offsets are out of order"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nanochat_core.config import BaseEvalConfig, ChatEvalConfig
-from nanochat_core.errors import DataError, ModelError
+from nanochat_core.errors import DataError, ModelError, first_line
 from nanochat_core.evaluate import base, chat
 from nanochat_core.evaluate.core import answers_from, core_of
 from nanochat_core.evaluate.core_questions import Question
@@ -82,9 +82,12 @@ class ForeignModel:
         begin, gap, text = [self.bos], " ", f"{text_of(messages[-1]['content'])}\nAnswer:"
         if self.tokenizer.chat_template:
             begin, gap = [], ""  # the template writes what a text begins with
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            try:
+                text = self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+            except Exception as error:  # the template is a program of the model's
+                raise DataError(f"its chat template fails: {first_line(error)}") from error
         ids = self.encode(text)
         letters = conversation["letters"]
         wholes = [self.encode(f"{text}{gap}{letter}") for letter in letters]
@@ -169,9 +172,8 @@ def open_foreign(directory: Path, device: torch.device) -> ForeignModel:
         tokenizer = library.AutoTokenizer.from_pretrained(directory, **options)
     # It raises many types: for a missing file, unknown code, and any kind of damage.
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError(
-            f"transformers cannot load {directory}: {(lines or [type(error).__name__])[0]}",
+            f"transformers cannot load {directory}: {first_line(error)}",
             hint="it needs whole files of an architecture that transformers itself has",
         ) from error
     # It would warn of every text that is cropped.

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, open_era, windows_of
-from nanochat_core.errors import ConfigError, ModelError, reason_of
+from nanochat_core.errors import ConfigError, ModelError, first_line, reason_of
 from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
 from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
@@ -221,9 +221,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise
     # torch.load raises many types: for what weights_only forbids, and for any kind of damage.
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{path} is not a checkpoint: {type(error).__name__}: {first_line}",
+            f"{path} is not a checkpoint: {type(error).__name__}: {first_line(error)}",
             hint="nothing of it was executed; is the file whole, and from nanochat?",
         ) from error
     if not isinstance(tree, dict) or not tree:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat_core.errors import first_line
 from nanochat_core.model.attention_cudnn import attention as cudnn_attention
 from nanochat_core.model.attention_cudnn import frontend
 from nanochat_core.runtime.hardware.compile import compiled
@@ -88,8 +89,7 @@ class Backend:
             return f"{MISSING}: {error}"
         except Exception as error:  # noqa: BLE001 - third-party kernels on unknown machines: any
             # failure means that the backend is not used, and the reason is reported.
-            first = str(error).partition("\n")[0]
-            return f"{type(error).__name__} on a small problem: {first}"
+            return f"{type(error).__name__} on a small problem: {first_line(error)}"
 
 
 def _verdict_file(name: str, device: torch.device, dtype: torch.dtype) -> Path:

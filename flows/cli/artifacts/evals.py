@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 
-from flows.cli.models import name_in_store
+from flows.cli.models import is_in_store, name_in_store
 from flows.cli.options import (
     CHANGES,
     AsJson,
@@ -24,7 +24,7 @@ from flows.evals.request import DROP, MODEL, EvalRequest
 from flows.evals.suite import NIGHTLY, Suite, open_suite
 from flows.plan.planned import open_settings
 from flows.render.text import duration
-from flows.run_request import shared
+from flows.run_request import RunRequest, shared
 from flows.stages import PRETRAIN
 from infra.placement import NO_POOL, check_gpu_pool
 from nanochat_core.errors import ConfigError
@@ -99,10 +99,22 @@ def evals(
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
+    _check_profile(model, options)
     model = name_in_store(options, options.open_store(), model, is_foreign=True)
     if not schedule:
         return _run(model, options)
     return _schedule(model, cron or NIGHTLY, timezone or "UTC", pause, options)
+
+
+def _check_profile(model: str, options: EvalOptions) -> None:
+    """Raise ConfigError for settings that cannot be, before a model of gigabytes is imported."""
+    if options.profile is not None:
+        open_settings(RunRequest(**shared(RunRequest, options)))
+    elif not is_in_store(model):
+        raise ConfigError(
+            f"{model} is of no run, so it has no settings of an evaluation",
+            hint="use the evaluation of a profile: --profile d12",
+        )
 
 
 def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOptions) -> int:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from nanochat_core.data.conversations.disk_shuffle import Split, Spool
 from nanochat_core.data.hub.client import download, list_files
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, first_line
 from nanochat_core.runtime.progress import Progress
 from tasks.base import TaskError
 from tasks.kinds.sources import HubTask
@@ -111,7 +111,6 @@ def _named(task: HubTask, name: str) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
-            f"{task.dataset.repository}: {name} cannot be read as parquet: "
-            f"{str(error).partition(chr(10))[0]}",
+            f"{task.dataset.repository}: {name} cannot be read as parquet: {first_line(error)}",
             hint=f"give another revision of {task.name} in task_data.datasets",
         ) from error

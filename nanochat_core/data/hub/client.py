@@ -9,13 +9,15 @@ resumes inside the file; after its process was killed it starts again.
 import glob
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanochat_core.data.hub.errors import Kind, explaining, with_retries
-from nanochat_core.data.hub.transfers import ByteProgress, Log, OnBytes, run_interruptible
+from nanochat_core.data.hub.transfers import ByteProgress, Log, run_interruptible
 from nanochat_core.errors import DataError, reason_of
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 
@@ -79,32 +81,30 @@ def download(
     """
     from huggingface_hub import constants
 
-    paths = _download(repository, commit, files, log, kind)
-    pairs = list(zip(files, paths, strict=True))
-    if faults := {path: fault for file, path in pairs if (fault := _fault(file, path))}:
+    for is_last in (False, True):
+        paths = _download(repository, commit, files, log, kind)
+        pairs = zip(files, paths, strict=True)
+        faults = [(path, fault) for file, path in pairs if (fault := _fault(file, path))]
+        if not faults:
+            return paths
+        first, fault = faults[0]
         if constants.HF_HUB_OFFLINE:
-            path, fault = next(iter(faults.items()))
             raise DataError(
-                f"{path} {fault}, and HF_HUB_OFFLINE is set",
+                f"{first} {fault}, and HF_HUB_OFFLINE is set",
                 hint="run once without HF_HUB_OFFLINE, or copy the file again",
             )
-        log(
-            "; ".join(
-                f"{path.name} {fault}: it is downloaded again" for path, fault in faults.items()
-            )
-        )
-        for path in faults:
-            _remove(path)
-        paths = _download(repository, commit, files, log, kind)
-    for file, path in pairs:
-        if path in faults and (fault := _fault(file, path)):
-            _remove(path)
+        for path, _ in faults:
+            # Removing the link alone would leave the content, which the client would link again.
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        if is_last:
             raise DataError(
-                f"{file.path} of {repository} came out wrong twice: it {fault}",
+                f"{first.name} of {repository} came out wrong twice: it {fault}",
                 hint="the server's copy is damaged, or the network, a proxy or a disk damages "
                 "data: check HF_ENDPOINT and HF_HOME",
             )
-    return paths
+        log("; ".join(f"{path.name} {fault}: it is downloaded again" for path, fault in faults))
+    raise AssertionError
 
 
 def _waits() -> tuple[float, ...]:
@@ -141,23 +141,45 @@ def _download(
     """Return the files' paths in the cache, after downloading those that it lacks."""
     from huggingface_hub import snapshot_download
 
-    def fetch(on_bytes: OnBytes) -> str:
-        return snapshot_download(
+    def attempt() -> Path:
+        progress = ByteProgress(sum(file.size for file in files), log)
+        fetch = partial(
+            snapshot_download,
             repository,
             repo_type=kind,
             revision=commit,
             allow_patterns=[glob.escape(file.path) for file in files],
-            tqdm_class=_bar_for(on_bytes),
+            tqdm_class=_bar_for(progress),
         )
-
-    def attempt() -> Path:
-        progress = ByteProgress(sum(file.size for file in files), log)
         what = files[0].path if len(files) == 1 else f"{len(files)} files"
         with explaining(repository, what, kind=kind):
-            return Path(run_interruptible(fetch, progress.add))
+            return Path(run_interruptible(fetch, progress))
 
+    _check_space(repository, commit, files, kind)
     folder = with_retries(attempt, WAITS) if files else Path()
     return [folder / file.path for file in files]
+
+
+def _check_space(repository: str, commit: str, files: "Sequence[RepoFile]", kind: Kind) -> None:
+    """Raise DataError if the cache's disk has too little space for the files that it lacks."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.file_download import repo_folder_name
+
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = cache / repo_folder_name(repo_id=repository, repo_type=kind) / "blobs"
+    missing = sum(
+        file.size
+        for file in files
+        if not (blobs / (file.lfs.sha256 if file.lfs else file.blob_id)).exists()
+        and not try_to_load_from_cache(repository, file.path, revision=commit, repo_type=kind)
+    )
+    disk = next(path for path in (cache, *cache.parents) if path.exists())
+    if missing > (free := shutil.disk_usage(disk).free):
+        raise DataError(
+            f"{missing / 1e9:,.1f} GB of {repository} are to be downloaded, and the disk of "
+            f"{cache} has {free / 1e9:,.1f} GB free",
+            hint="free some space, or set HF_HOME to a directory on a larger disk",
+        )
 
 
 def _fault(file: "RepoFile", path: Path) -> str | None:
@@ -191,13 +213,7 @@ def _digests(path: Path) -> Iterator[str]:
         yield hashlib.file_digest(stream, lambda: blob).hexdigest()
 
 
-def _remove(path: Path) -> None:
-    # Removing the link alone would leave the content, which the client would link again.
-    path.resolve().unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
-def _bar_for(on_bytes: OnBytes) -> Any:
+def _bar_for(progress: ByteProgress) -> Any:
     """Return the class of the client's progress bars: they draw nothing and count bytes."""
     from huggingface_hub.utils import tqdm
 
@@ -212,6 +228,6 @@ def _bar_for(on_bytes: OnBytes) -> Any:
         def update(self, n: float | None = 1) -> None:
             """Count bytes of a file, from the network or deduplicated."""
             if self._counts:
-                on_bytes(int(n or 0))
+                progress.add(int(n or 0))
 
     return Bar

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, first_line
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses after which to retry
 PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (http, https, socks5 or socks5h), SSL_CERT_FILE"
@@ -101,7 +101,7 @@ def _explain(error: Exception, repository: str, what: str, kind: Kind) -> DataEr
     lost = next(filter(_is_connection, causes), None)
     return (unreachable if lost else DataError)(
         f"{what} of {repository} cannot be downloaded from {endpoint}: "
-        f"{_first_line(lost or causes[-1])}",
+        f"{first_line(lost or causes[-1])}",
         hint=f"check the network, HF_ENDPOINT and {PROXY}; finished downloads are cached"
         + ("; or train on local text with --set shards.source=local" if kind == "dataset" else ""),
     )
@@ -122,8 +122,3 @@ def _is_connection(cause: BaseException) -> bool:
     # By name: huggingface_hub's HTTP client is httpx or httpx2, depending on its version.
     names = {kind.__name__ for kind in type(cause).__mro__}
     return "TransportError" in names or isinstance(cause, ConnectionError | TimeoutError)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

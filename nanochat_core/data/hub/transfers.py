@@ -12,7 +12,6 @@ SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_TO_END = 2.0
 
 _Result = TypeVar("_Result")
-OnBytes: TypeAlias = Callable[[int], None]  # called with newly received bytes, from any thread
 Log: TypeAlias = Callable[[str], None]
 
 
@@ -25,9 +24,12 @@ class ByteProgress:
         self._done = 0
         self._began = self._logged = time.monotonic()
         self._lock = threading.Lock()
+        self.is_stopped = False  # no one waits for the bytes any more
 
     def add(self, count: int) -> None:
-        """Count received bytes."""
+        """Count received bytes, from any thread. Raises InterruptedError once it is stopped."""
+        if self.is_stopped:
+            raise InterruptedError
         HEARTBEAT.beat("downloading")
         with self._lock:
             self._done += count
@@ -38,24 +40,18 @@ class ByteProgress:
                 self._log(f"downloaded {self._done / 1e6:,.0f}{self._of_all} MB, {speed:.1f} MB/s")
 
 
-def run_interruptible(action: Callable[[OnBytes], _Result], on_bytes: OnBytes) -> _Result:
-    """Return `action(on_bytes)`, called in a thread.
+def run_interruptible(action: Callable[[], _Result], progress: ByteProgress) -> _Result:
+    """Return `action()`, called in a thread. It counts in `progress`.
 
-    A signal ends the wait at once: the thread is abandoned, and ends when it calls `on_bytes` or
-    with the process.
+    A signal ends the wait at once: the thread is abandoned, and ends when it counts next or with
+    the process.
     """
     # A pool of the client's own would wait until its downloads end, which may take minutes.
     future: Future[_Result] = Future()
-    stop = threading.Event()
-
-    def count(received: int) -> None:
-        if stop.is_set():
-            raise _Stopped
-        on_bytes(received)
 
     def work() -> None:
         try:
-            future.set_result(action(count))
+            future.set_result(action())
         except BaseException as error:  # noqa: BLE001 - raised where the result is taken
             future.set_exception(error)
 
@@ -64,9 +60,5 @@ def run_interruptible(action: Callable[[OnBytes], _Result], on_bytes: OnBytes) -
     try:
         return future.result()
     finally:
-        stop.set()
+        progress.is_stopped = True
         thread.join(_SECONDS_TO_END)
-
-
-class _Stopped(BaseException):
-    """The job is stopping. It is never reported."""

@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import torch
 
-from nanochat_core.errors import OutOfMemory, StageError
+from nanochat_core.errors import OutOfMemory, StageError, first_line
 from nanochat_core.job import Resources
 
 
@@ -35,7 +35,7 @@ def answers_oom_explained() -> Generator[None]:
         if not is_out_of_memory(error):
             raise
         raise StageError(
-            f"out of memory while sampling answers{_at_peak()}: {_first_line(error)}",
+            f"out of memory while sampling answers{_at_peak()}: {first_line(error)}",
             hint="the device batch size does not change it: use bigger GPUs or a smaller --depth",
         ) from error
 
@@ -43,13 +43,13 @@ def answers_oom_explained() -> Generator[None]:
 def _explained(resources: Resources, error: RuntimeError) -> StageError:
     if resources.device == "cuda" and not isinstance(error, torch.OutOfMemoryError):
         return StageError(
-            f"the host is out of memory: {_first_line(error)}",
+            f"the host is out of memory: {first_line(error)}",
             hint="the device batch size does not change it: use a machine with more memory, or "
             "fewer GPUs of this one",
         )
     size = resources.device_batch_size
     rows = "one row" if size == 1 else f"{size} rows"
-    what = f"out of memory with {rows} per device{_at_peak()}: {_first_line(error)}"
+    what = f"out of memory with {rows} per device{_at_peak()}: {first_line(error)}"
     if size == 1:
         return StageError(
             what,
@@ -74,10 +74,6 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def _at_peak() -> str:
     peak = peak_gigabytes()
     return "" if peak is None else f", at a peak of {peak:.1f} GB"
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0]
 
 
 def peak_gigabytes() -> float | None:

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from flows.artifacts.names import open_artifact
+from flows.artifacts.runs import newest_runs
 from flows.cli.app import main
 from infra.prefect.records import Server
 from infra.storage.base import Store
@@ -95,7 +96,13 @@ def test_mistakes_are_one_line_before_anything_is_started(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = str(gpt2)
-    assert "has no questions of its own" in failed(capsys, "evals", path)[0]
+    # What no import is needed to see, before the model is read or imported.
+    for model in (path, "hf://me/gpt2"):
+        assert "has no settings of an evaluation" in failed(capsys, "evals", model)[0]
+    assert "nothing" in failed(capsys, "evals", path, "--profile", "nothing")[0]
+    wrong = ("--profile", "tiny", "--set", "chat_eval.nothing=1")
+    assert "nothing" in failed(capsys, "evals", path, *wrong)[0]
+    assert list(newest_runs(store, "local-gpt2")) == []
     tiny = (path, "--profile", "tiny")
     assert "asks neither CORE nor" in failed(capsys, "evals", *tiny)[0]
     bundle = ("--set", "task_data.core_bundle=http://127.0.0.1:9/x.zip")
@@ -112,7 +119,8 @@ def test_mistakes_are_one_line_before_anything_is_started(
         assert hint == "install it: pip install 'transformers>=5.0'"
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
         hub.add("me/gpt2", {p.name: p.read_bytes() for p in gpt2.iterdir()}, kind="model")
-        assert "has no questions of its own" in failed(capsys, "evals", "hf://me/gpt2")[0]
+        message, _ = failed(capsys, "evals", "hf://me/gpt2", "--profile", "tiny")
+        assert "asks neither CORE nor" in message
         assert hub.downloads("model.safetensors")
         before = len(hub.downloads())
         assert "only transformers can run" in failed(capsys, "chat", "hf://me/gpt2")[0]

@@ -92,47 +92,34 @@ def claims(data, *, size):
     return data[: position + 24] + size.to_bytes(4, "little") + data[position + 28 :]
 
 
-BAD = {
-    "../core.yaml": "outside of its folder",
-    "eval_bundle/../../x": "outside of its folder",
-    "/etc/passwd": "outside of its folder",
-    "..\\x": "outside of its folder",
-    "C:/x": "outside of its folder",
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
-    refused(BAD[name], unpacked, tmp_path, zip_of({**FILES, name: b"x"}))
-    assert not (tmp_path / "core").exists()
-    assert {p.name for p in tmp_path.rglob("*")} <= {"b.zip", "scratch"}
+@pytest.mark.parametrize("name", ["../x", "eval_bundle/../../x", "/etc/x", "..\\x", "C:/x"])
+def test_nothing_is_written_outside_of_the_folder(tmp_path, name):
+    assert unpacked(tmp_path, zip_of({**FILES, name: b"x"}))[0] == 4
+    inside = tmp_path / "core"
+    assert {p.name for p in tmp_path.iterdir()} == {"b.zip", "scratch", "core"}
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert bare().items() <= tree_of(inside).items()
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_links_and_devices_are_refused(tmp_path, kind):
+def test_links_and_devices_are_plain_files(tmp_path, kind):
     data = zip_of({**FILES, entry("eval_bundle/link", kind): b"/etc/passwd"})
-    refused("'eval_bundle/link', which is no plain file", unpacked, tmp_path, data)
+    assert unpacked(tmp_path, data) == (4, {**bare(), "link": b"/etc/passwd"})
+    assert not (tmp_path / "core" / "link").is_symlink()
 
 
-def test_a_password_two_files_of_a_name_and_a_file_inside_a_file_are_refused(tmp_path):
+def test_a_password_and_a_file_inside_a_file_are_refused(tmp_path):
     data = bytearray(zip_of(FILES))
     data[data.rindex(b"PK\x01\x02") + 8] |= 1
-    refused("needs a password", unpacked, tmp_path, bytes(data))
-    stream = io.BytesIO(zip_of(FILES))
-    with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-        archive.writestr("eval_bundle/core.yaml", b"other")
-    refused("two files of one name", unpacked, tmp_path, stream.getvalue())
+    refused("cannot be unpacked: .* password", unpacked, tmp_path, bytes(data))
     nested = zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"})
     refused("cannot be unpacked", unpacked, tmp_path, nested)
 
 
 def test_too_much_is_refused_by_what_it_says_and_by_what_it_is(tmp_path, monkeypatch):
     data = zip_of(FILES)
-    monkeypatch.setattr(core_bundle, "MAX_FILES", 2)
-    refused(r"3 files of 200,0.* at most 2 of", unpacked, tmp_path, data)
-    monkeypatch.setattr(core_bundle, "MAX_FILES", 3)
     monkeypatch.setattr(core_bundle, "MAX_BYTES", 150_000)
-    refused("at most 3 of 150,000 are unpacked", unpacked, tmp_path, data)
+    refused(r"unpacks to 200,0.* bytes, at most 150,000 may", unpacked, tmp_path, data)
     refused("cannot be unpacked: Bad CRC-32", unpacked, tmp_path, claims(data, size=1000))
     assert not (tmp_path / "core").exists()
 
@@ -195,7 +182,7 @@ def test_a_bundle_is_downloaded_once_for_each_validator(web):
 
 
 @pytest.mark.parametrize("answer", [Answer(after=40_000), Answer(status=503), Answer(status=429)])
-def test_a_download_that_fails_begins_again_and_then_leaves_nothing(web, waits, answer):
+def test_a_download_that_fails_begins_again_and_then_leaves_what_was_there(web, waits, answer):
     web.answers = [answer] * 3
     fetch(web)
     assert waits == list(core_bundle.WAITS)
@@ -203,7 +190,7 @@ def test_a_download_that_fails_begins_again_and_then_leaves_nothing(web, waits, 
     web.answers = [answer] * 4
     web.data += b"more"
     refused(f"{web.url} cannot be downloaded: ", fetch, web)
-    assert cached(web) == WHOLE
+    assert archive_path(web.url).read_bytes() == web.data[: -len(b"more")]
 
 
 @pytest.mark.parametrize("status", [403, 404, 410, 501])
@@ -298,9 +285,9 @@ def test_the_stage_downloads_the_bundle_once_and_reports_it(web, make_job):
 def test_a_bundle_that_is_not_the_one_expected_leaves_nothing(web, make_job):
     job = make_job("task_data", {}, task_data=section(web, sha256="0" * 64))
     refused("expected 000000000000", task_data.run, job, hint="task_data.core_bundle=null")
-    assert cached(web) == ["lock"]
+    assert cached(web) == ["bundle.part", "lock"]
     assert web.gets == 2  # once more, since it may be damaged in transit
-    assert "expected 000000000000: it is downloaded again" in job.events.read_text()
+    assert f"expected {'0' * 64}: it is downloaded again" in job.events.read_text()
 
 
 def test_what_is_wrong_with_a_bundle_is_said_with_its_address(web, make_job):

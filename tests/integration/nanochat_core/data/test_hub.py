@@ -294,6 +294,22 @@ def test_a_disk_that_refuses_is_named(hub, number):
     assert "HF_HOME" in (error.value.hint or "")
 
 
+def test_what_the_disk_has_no_space_for_is_not_begun(hub, monkeypatch):
+    hub.add(REPOSITORY, {"a.parquet": BIG})
+    fetch("a.parquet")
+    hub.add(REPOSITORY, {"a.parquet": BIG, "b.parquet": BIG[1:], "c.json": SMALL})
+    for free, complaint in ((SIZE + 7, "0.0 GB of me/data are to be downloaded"), (SIZE + 8, "")):
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free)
+        )
+        if complaint:
+            refused(complaint, fetch_all, hint="HF_HOME")
+            assert len(hub.downloads()) == 1
+        else:
+            # What an earlier commit had is not counted.
+            assert [p.read_bytes() for p in fetch_all()] == [BIG, BIG[1:], SMALL]
+
+
 PROCESS = """
 import sys
 from nanochat_core.data.hub.client import download, list_files

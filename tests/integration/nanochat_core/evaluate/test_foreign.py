@@ -120,6 +120,26 @@ def test_letters_that_are_not_one_token_fail_the_task(make: Callable[..., Job]) 
         foreign.run(job)
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('one\ntwo') }}", "one"),
+        ("{{ messages[0].content.nothing.more }}", "'str object' has no attribute 'nothing'"),
+        ("{% if %}", "Expected an expression, got 'end of statement block'"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_line(
+    template: str, reason: str, make: Callable[..., Job], weights: Path, tmp_path: Path
+) -> None:
+    job = make("chat_eval", [question(1)])
+    broken = tmp_path / "broken"
+    write_gpt2(broken, window=WINDOW, template=template)
+    job.inputs["pretrain"] = broken
+    with pytest.raises(DataError) as caught:
+        foreign.run(job)
+    assert str(caught.value) == f"its chat template fails: {reason}"
+
+
 def test_core_leaves_what_ours_leaves(make: Callable[..., Job]) -> None:
     job = make("base_eval", [question(1)])
     metrics = foreign.run(job)
