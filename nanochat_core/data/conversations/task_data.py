@@ -128,7 +128,7 @@ def write_dataset(
                 f"{len(overlap)} prompts of task '{dataset.name}' are in both train and test, "
                 f"for example {prompt_key(test.spool.read(int(overlap[0])))!r}",
                 hint="its generator must decide by the prompt to which split an example belongs, "
-                "as in docs/guides/extend.md",
+                "as in docs/contributing/task.md",
             )
         train.write(directory / "train.jsonl", scratch=scratch)
         test.write(directory / "test.jsonl", scratch=scratch)

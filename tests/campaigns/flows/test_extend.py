@@ -1,4 +1,4 @@
-"""The commands of each recipe of docs/guides/extend.md print what the guide says."""
+"""The commands of each recipe of docs/contributing print what the guide says."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Every recipe of docs/guides/extend.md applies to a copy of the source, is small, and runs."""
+"""Every recipe of docs/contributing applies to a copy of the source, is small, and runs."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from flows.identity.fingerprint import REPOSITORY
 
-GUIDE = REPOSITORY / "docs" / "guides" / "extend.md"
+PAGES = ("setting", "task", "stage", "metric", "option", "store")
 SOURCE = ("flows", "infra", "nanochat_core", "tasks", "deployments")
 BESIDE = ("tests", "pyproject.toml", "bench")
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -24,7 +24,7 @@ SECONDS = 900  # for a command, on a busy machine
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code of the guide."""
+    """A block of code of a guide."""
 
     kind: str
     path: str  # of the file that it makes or changes; empty for commands
@@ -33,7 +33,9 @@ class Block:
 
 def recipes() -> dict[str, list[Block]]:
     """Return the blocks of every section that has one with a path."""
-    sections = re.split(r"^## ", GUIDE.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    pages = (REPOSITORY / "docs" / "contributing" / f"{page}.md" for page in PAGES)
+    text = "".join(page.read_text("utf-8") for page in pages)
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     found = {
         section.partition("\n")[0]: [Block(*groups) for groups in FENCE.findall(section)]
         for section in sections

@@ -1,4 +1,4 @@
-"""The packages of docs/guides/task-package.md, installed by pip, in a directory of their own."""
+"""The packages of docs/contributing/task-package.md, installed by pip in their own directory."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from flows.identity.fingerprint import REPOSITORY
 
-GUIDE = REPOSITORY / "docs" / "guides" / "task-package.md"
+GUIDE = REPOSITORY / "docs" / "contributing" / "task-package.md"
 FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 

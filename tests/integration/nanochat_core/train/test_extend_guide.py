@@ -1,4 +1,4 @@
-"""The stage that docs/guides/extend.md shows runs, resumes as the guide says, and stays short."""
+"""The stage that docs/contributing/stage.md shows runs, resumes as it says, and stays short."""
 
 import ast
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 from nanochat_core.model.checkpoint import load_config
 
 pytestmark = pytest.mark.torch
-GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "extend.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "contributing" / "stage.md"
 
 
 @pytest.fixture
