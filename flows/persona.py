@@ -25,6 +25,7 @@ from tasks.names import all_names
 NUM_TRAIN = 1000  # conversations, as many as nanochat's guide generates
 NUM_TEST = 100
 MAX_NEW_TOKENS = 64  # of an answer to a question for testing
+_SUBSTITUTE = "persona"  # for a name without Latin letters; added to the name of something else
 _REPLACED = (conversation.NAME, identity.NAME)  # tasks that say who the model is
 
 
@@ -129,8 +130,32 @@ def _mixed_in(chat: ChatTrainConfig, name: str, *, is_mixed: bool) -> ChatTrainC
 
 
 def slug(name: str) -> str:
-    """Return the name of a persona's files, dataset and run: small letters, digits and dashes."""
+    """Return the name of a persona's files, dataset and run: small letters, digits and dashes.
+
+    Raises ConfigError for a name without letters and digits.
+    """
+    if not any(map(str.isalnum, name)):
+        raise ConfigError(
+            f"{shown(name)} is not a name: it has no letter and no digit",
+            hint="the first argument is the name that the model gets, such as Juniper",
+        )
+    found = _latin(name) or _SUBSTITUTE
+    return f"{found}-{_SUBSTITUTE}" if _is_taken(found) else found
+
+
+def slug_reason(name: str) -> str | None:
+    """Return why `slug` is another word than the name; None if it is the name in small letters."""
+    found = _latin(name)
+    if not found:
+        return f"{shown(name)} has no Latin letters or digits, which files and runs are named with"
+    return f"a profile, stage or task is called {found}" if _is_taken(found) else None
+
+
+def _latin(name: str) -> str:
+    """Return the Latin letters and digits of a name, with dashes between its words; may be ""."""
     plain = unicodedata.normalize("NFKD", name.lower()).encode("ascii", "ignore").decode()
-    found = re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "persona"
-    taken = {*all_names(), *PROFILES, *(stage.name for stage in STAGES), "core"}
-    return f"{found}-persona" if found in taken else found
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
+
+
+def _is_taken(name: str) -> bool:
+    return name in {*all_names(), *PROFILES, *(stage.name for stage in STAGES), "core"}

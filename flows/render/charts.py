@@ -39,6 +39,12 @@ class Chart:
     curves: Sequence[Points]  # one per run, in order; empty if the run has none
     stops: Sequence[Stop] = ()
 
+    @property
+    def is_short(self) -> bool:
+        """Return whether it is of measurements, and of so few that they make no line."""
+        longest = max(map(len, self.curves), default=0)
+        return self.quantity.kind == "eval" and 0 < longest <= FEW
+
     def panel(self, colours: Colours) -> Panel:
         """Return the chart with its title, in these colours."""
         return Panel(

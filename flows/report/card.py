@@ -1,29 +1,40 @@
 """The contents of the report card; `page` renders it."""
 
+import itertools
 import shlex
-import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.identity.manifest import Provenance
-from flows.identity.ref import name_in, short
+from flows.identity.ref import name_in
 from flows.render.charts import Chart
 from flows.render.text import (
     count,
     duration,
     escaped,
-    listed,
-    money,
     percent,
-    size,
     visible,
 )
 from flows.report.command import Reproduction, reproduction_of
+from flows.report.details import (
+    ended,
+    lineage_section,
+    machine,
+    speed_section,
+    stages_section,
+    vocabulary_section,
+)
 from flows.report.inputs import Artifact
-from flows.report.rows import CardCell, Sample, Section, cells
-from flows.report.scores import chat_scores, chat_section, core_section, measured, summary
+from flows.report.rows import CardCell, Sample, Section
+from flows.report.scores import (
+    chat_scores,
+    chat_section,
+    core_section,
+    measured,
+    summary,
+    turns_section,
+)
 from flows.stages import (
     BASE_EVAL,
     CHAT_MODELS,
@@ -34,14 +45,9 @@ from flows.stages import (
     RL,
     TASK_DATA,
     TOKENIZER,
-    Stage,
 )
-from nanochat_core.runtime.progress import last_by_step
 
-MIN_VOCABULARY = 1024  # tokens: smaller ones are not compared
-VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # compared with ours; name -> title
-# Fields of a segment that are no facts of the machine, and its host name.
-_UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}
+_MAX_COMMAND = 160  # letters of a command that the head of the card shows whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,7 @@ class Card:
     """Everything on the report card."""
 
     name: str  # of the run that built the newest of the artifacts
+    made: str  # the date and the machine
     lead: str
     experiment: str  # the profile and the settings that differ; "" if no command makes the run
     tiles: tuple[tuple[str, CardCell], ...]
@@ -60,7 +67,7 @@ class Card:
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
     pretrain, base = artifacts[PRETRAIN.name], artifacts[BASE_EVAL.name]
-    newest = max((artifacts[s.name].manifest.provenance for s in REPORT.inputs), key=_ended)
+    newest = max((artifacts[s.name].manifest.provenance for s in REPORT.inputs), key=ended)
     chat = chat_scores({m.name: artifacts[EVALUATORS[m.name].name] for m in CHAT_MODELS})
     first, last = pretrain.metric("val_bpb_first"), pretrain.metric("val_bpb")
     fall = 1 - last / first
@@ -76,17 +83,20 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         core_section(base.read_json("scores.json")),
         _learning(artifacts),
         Section(title="The same prompts, model by model", samples=_chat_samples(artifacts)),
+        _reproduce(command),
+        turns_section(chat),
         _rewarded(artifacts[RL.name]),
         _base_samples(base),
-        _vocabulary(artifacts[TOKENIZER.name]),
-        _stages(artifacts),
-        _lineage(artifacts),
-        _speed(artifacts),
-        _reproduce(command),
+        vocabulary_section(artifacts[TOKENIZER.name]),
+        stages_section(artifacts),
+        lineage_section(artifacts),
+        speed_section(artifacts),
     )
     return Card(
         name=visible(name_in(newest.run) or newest.run),
-        lead=_lead(artifacts, time.strftime("%Y-%m-%d", time.gmtime(_ended(newest)))),
+        made=f"{time.strftime('%Y-%m-%d', time.gmtime(ended(newest)))}, "
+        f"{machine(pretrain.manifest.provenance)}",
+        lead=_lead(artifacts),
         experiment=visible(_experiment(command.command)) if command.command else "",
         tiles=(
             (
@@ -104,8 +114,8 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     )
 
 
-def _lead(artifacts: Mapping[str, Artifact], date: str) -> str:
-    """Return the size, time, cost, date and machine of the run."""
+def _lead(artifacts: Mapping[str, Artifact]) -> str:
+    """Return the size, time and cost of the run."""
     pretrain = artifacts[PRETRAIN.name]
     depth = pretrain.read_json("config.json")["model"]["depth"]
     layers = f"{depth} layer{'s' if depth > 1 else ''}"
@@ -116,7 +126,7 @@ def _lead(artifacts: Mapping[str, Artifact], date: str) -> str:
         f"{count(pretrain.metric('parameters'))} parameters in {layers}, trained on "
         f"{count(pretrain.metric('tokens'))} tokens of text with {pretrain.metric('flops'):.2e} "
         f"FLOPs; {duration(sum(each.seconds for each in made))} of work over all stages"
-        f"{price}. {date}, {_machine(pretrain.manifest.provenance)}."
+        f"{price}."
     )
 
 
@@ -138,12 +148,18 @@ def _rl_task(rl: Artifact) -> str:
 
 
 def _experiment(command: str) -> str:
-    """Return the profile and settings of a command `nanochat run`, on one line."""
-    return shlex.join(shlex.split(command.replace("\\\n", ""))[2:])
+    """Return a command `nanochat run` on one line, or only its profile if that line is long."""
+    words = shlex.split(command.replace("\\\n", ""))
+    line = shlex.join(words)
+    if len(line) <= _MAX_COMMAND:
+        return line
+    profile = shlex.join(itertools.takewhile(lambda word: word != "--set", words))
+    return f"{profile} ... with {words.count('--set')} changed settings, as below"
 
 
 def _learning(artifacts: Mapping[str, Artifact]) -> Section:
-    charts = (
+    """Return the curves of training; a few measurements are a line of text, not a curve."""
+    charts = [
         Chart(
             quantity=quantity,
             curves=[artifacts[stage.name].series(quantity.kind, quantity.name)],
@@ -151,16 +167,22 @@ def _learning(artifacts: Mapping[str, Artifact]) -> Section:
         )
         for stage in REPORT.inputs
         for quantity in stage.curves
-    )
+    ]
+    few = [chart for chart in charts if chart.is_short]
     return Section(
         title="Learning",
         notes=(
-            "A faint line is what was measured, a strong one its moving average; of a loss they "
-            "begin after the first twentieth of the steps, where it falls most. A dashed line is "
-            "where a job resumed after a stop; a dotted one is where it had stopped, if steps were "
-            "repeated.",
+            "A faint line is what was measured, a strong one its moving average, without the first "
+            "twentieth of the steps. A dashed line is where a job resumed; a dotted one where it "
+            "had stopped, if steps were repeated.",
+            *(
+                f"{chart.quantity.title}, {chart.quantity.caption}: "
+                + ", ".join(f"{value:.4g} at step {step}" for step, value in chart.curves[0])
+                + "."
+                for chart in few
+            ),
         ),
-        charts=tuple(chart for chart in charts if any(chart.curves)),
+        charts=tuple(chart for chart in charts if any(chart.curves) and chart not in few),
     )
 
 
@@ -194,6 +216,7 @@ def _rewarded(rl: Artifact) -> Section | None:
     steps, task = sorted(by_step), _rl_task(rl)
     return Section(
         title="Rewarded samples of RL",
+        folded=True,
         notes=(f"Sampled answers to one question of {task} in a step, each with its reward.",),
         samples=tuple(
             Sample(
@@ -215,137 +238,13 @@ def _base_samples(base: Artifact) -> Section:
     known = ((name, score) for name in scores if (score := measured(scores, name)))
     return Section(
         title="Samples of the base model",
+        folded=True,
         notes=(", ".join(f"{name} {score.text(decimals=4)}" for name, score in known),),
         samples=tuple(
             Sample(prompt=visible(prompt), answers=(("", visible(text)),))
             for prompt, text in base.samples()
         ),
     )
-
-
-def _vocabulary(tokenizer: Artifact) -> Section | None:
-    """Return bytes per token of ours and of VOCABULARIES on each kind of text.
-
-    None: ours is small, or its artifact has no such events.
-    """
-    # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
-    values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
-    vocab_size = tokenizer.manifest.provenance.metrics.get("vocab_size", MIN_VOCABULARY)
-    if vocab_size < MIN_VOCABULARY or not values:
-        return None
-    best = max(values.values())
-
-    def cell(name: str) -> CardCell:
-        value = values.get(name)
-        return (
-            CardCell("", ("not at hand",))
-            if value is None
-            else CardCell(f"{value:.2f}", span=(0, value / best))
-        )
-
-    return Section(
-        title="Vocabulary",
-        notes=(
-            "Bytes per token: more is better. All kinds but held-out are short texts of our own, "
-            "those in languages the same story.",
-        ),
-        style="scores",
-        head=("text", "ours", *VOCABULARIES.values()),
-        rows=tuple(
-            (CardCell(name), cell(name), *(cell(f"{name}/{other}") for other in VOCABULARIES))
-            for name in values
-            if "/" not in name
-        ),
-    )
-
-
-def _stages(artifacts: Mapping[str, Artifact]) -> Section:
-    # REPORT.inputs has every stage before the report, in the order in which they are built.
-    manifests = [artifacts[stage.name].manifest for stage in REPORT.inputs]
-    priced = any(manifest.provenance.dollars for manifest in manifests)
-    numbers = ("files", "size", "time", *(("cost",) if priced else ()))
-    return Section(
-        title="Stages",
-        head=("stage", "what it made", *numbers),
-        right=numbers,
-        rows=tuple(
-            cells(
-                stage.name,
-                stage.makes,
-                str(len(manifest.files)),
-                size(sum(file.size for file in manifest.files)),
-                duration(manifest.provenance.seconds),
-                *([money(manifest.provenance.dollars)] if priced else []),
-            )
-            for stage, manifest in zip(REPORT.inputs, manifests, strict=True)
-        ),
-    )
-
-
-def _lineage(artifacts: Mapping[str, Artifact]) -> Section:
-    def row(stage: Stage) -> tuple[CardCell, ...]:
-        made = artifacts[stage.name].manifest
-        sources = [f"{s.name} `{short(made.inputs[s.name].digest)}`" for s in stage.inputs]
-        return cells(
-            stage.name,
-            f"`{short(made.fingerprint)}`",
-            f"`{short(made.digest)}`",
-            ", ".join(sources) or "nothing earlier",
-        )
-
-    return Section(
-        title="Lineage",
-        notes=(
-            "A fingerprint says what a stage was asked to make, a digest what the files are. Equal "
-            "digests are equal bytes.",
-        ),
-        head=("stage", "fingerprint", "digest", "made from"),
-        rows=tuple(map(row, REPORT.inputs)),
-    )
-
-
-def _speed(artifacts: Mapping[str, Artifact]) -> Section:
-    mfu = {stage.name: _median(artifacts[stage.name], "mfu") for stage in MODELS}
-    has_mfu = any(value is not None for value in mfu.values())  # a GPU whose peak is known
-    numbers = ("steps", "tokens per second", *(("MFU",) if has_mfu else ()))
-
-    def row(stage: Stage) -> tuple[CardCell, ...]:
-        artifact = artifacts[stage.name]
-        steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
-        speed, share = _median(artifact, "tokens_per_second"), mfu[stage.name]
-        return cells(
-            stage.name,
-            _machine(artifact.manifest.provenance),
-            str(max(steps, default=0)),
-            f"{speed:,.0f}" if speed is not None else "not counted",
-            *([percent(share) if share is not None else "not known"] if has_mfu else []),
-            listed(artifact.stops()) or "never",
-        )
-
-    return Section(
-        title="Speed and machine",
-        head=("stage", "machine", *numbers, "resumed from step"),
-        right=numbers,
-        rows=tuple(map(row, MODELS)),
-        facts=tuple(_facts(artifacts[PRETRAIN.name])),
-    )
-
-
-def _facts(pretrain: Artifact) -> Iterator[tuple[str, str]]:
-    """Yield facts about pretraining: its proportions, its machine and the git commit."""
-    yield "tokens per parameter", f"{pretrain.metric('tokens') / pretrain.metric('parameters'):.3g}"
-    provenance = pretrain.manifest.provenance
-    segment, metrics = _last_segment(provenance), provenance.metrics
-    shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
-    names = ("device", "attention", "compile", "determinism")
-    shown |= {name: metrics[name] for name in names if name in metrics}
-    if "peak_memory_gb" in metrics:
-        shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
-    for name, value in shown.items():
-        word = str(value) if not isinstance(value, bool) else "yes" if value else "no"
-        yield name.replace("_", " "), word
-    if provenance.git_commit:
-        yield "git commit", provenance.git_commit
 
 
 def _reproduce(found: Reproduction) -> Section:
@@ -364,30 +263,3 @@ def _reproduce(found: Reproduction) -> Section:
             f"all settings together have the digest `{found.digest}`",
         ),
     )
-
-
-def _median(artifact: Artifact, name: str) -> float | None:
-    # The median ignores the first steps, which compile kernels, and pauses for checkpoints.
-    values = [value for _, value in artifact.series("step", name)]
-    return statistics.median(values) if values else None
-
-
-def _last_segment(provenance: Provenance) -> Mapping[str, Any]:
-    # An imported or accepted artifact may have no segments.
-    return provenance.segments[-1] if provenance.segments else {}
-
-
-def _ended(provenance: Provenance) -> float:
-    """Return when the last execution of the job ended, in seconds since 1970; 0 if not recorded."""
-    return _last_segment(provenance).get("ended", 0.0)
-
-
-def _machine(provenance: Provenance) -> str:
-    """Return the number of processes and their device."""
-    segment = _last_segment(provenance)
-    # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
-    device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
-    if device == "cpu" and "threads" in segment:
-        device = f"{provenance.versions.get('processor', 'CPU')}, {segment['threads']} threads"
-    processes = segment.get("processes", 1)
-    return f"{processes} x {device}" if processes > 1 else device

@@ -27,7 +27,8 @@ def html(card: Card) -> str:
 def markdown(card: Card) -> str:
     """Return the card without its charts. The same card gives the same text."""
     # The first list is what `nanochat run` prints (`headline` in its module).
-    parts = [f"# Report card: {card.name}", card.lead, _list(card.summary)]
+    title = f"# Report card: {card.name}, {card.made}"
+    parts = [title, card.lead, _list(card.summary)]
     for section in card.sections:
         if not section.charts:
             parts += [f"## {section.title}", *_blocks(section)]

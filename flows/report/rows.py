@@ -46,6 +46,7 @@ class Section:
     samples: tuple[Sample, ...] = ()
     code: str = ""
     items: tuple[str, ...] = ()
+    folded: bool = False  # on the page: only the title shows until a reader opens it
 
 
 def cells(*texts: str) -> tuple[CardCell, ...]:

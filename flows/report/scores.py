@@ -14,6 +14,7 @@ from flows.stages import CHAT_MODELS, Stage
 from tasks.names import TASKS
 
 _MAX_LOSSES = 3  # that a line names
+_KIND = ": "  # between a task and a kind of turn, in the names of an evaluation's `turns`
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
 
 
@@ -184,20 +185,34 @@ def chat_section(
         style="scores",
         head=("task", *(model.label for model in chat.models)),
         rows=(
-            *(
-                (
-                    CardCell(task),
-                    *(
-                        score.cell(change) if score else CardCell("", ("not asked",))
-                        for score, change in zip(scores, chat.changes[task], strict=True)
-                    ),
-                )
-                for task, scores in chat.tasks.items()
-            ),
+            *_score_rows(chat, (task for task in chat.tasks if _KIND not in task)),
             (CardCell("ChatCORE"), *chat.chatcore_row),
         ),
         code=visible("\n".join(["Could not be evaluated:", *failures])) if failures else "",
     )
+
+
+def turns_section(chat: ChatScores) -> Section | None:
+    """Return the scores of each kind of turn; None if no task has kinds."""
+    rows = tuple(_score_rows(chat, (task for task in chat.tasks if _KIND in task)))
+    if not rows:
+        return None
+    return Section(
+        title="Kinds of turns",
+        notes=("An example of several turns is right if every turn is. Here each turn counts.",),
+        style="scores",
+        head=("task", *(model.label for model in chat.models)),
+        rows=rows,
+        folded=True,
+    )
+
+
+def _score_rows(chat: ChatScores, tasks: Iterable[str]) -> Iterator[tuple[CardCell, ...]]:
+    """Yield a row for each task, with a cell for each model."""
+    for task in tasks:
+        scores = zip(chat.tasks[task], chat.changes[task], strict=True)
+        cells = (s.cell(change) if s else CardCell("", ("not asked",)) for s, change in scores)
+        yield CardCell(task), *cells
 
 
 def core_section(scores: Mapping[str, Any]) -> Section | None:

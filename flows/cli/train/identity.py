@@ -12,7 +12,7 @@ from flows.cli.options import DepthFlag, RunOptions, StoreOptions
 from flows.cli.output import print_line, print_lines, print_warning
 from flows.cli.requests import read_request
 from flows.cli.train.plan import plan
-from flows.persona import make_persona, parse_fact, persona_lines, slug, with_persona
+from flows.persona import make_persona, parse_fact, persona_lines, slug, slug_reason, with_persona
 from flows.profile_file import changes_to_toml
 from flows.profiles import open_profile
 from flows.run_request import shared
@@ -86,6 +86,8 @@ def identity(
         changed = with_persona(run, found, data.name)
         _replace(settings, changes_to_toml(request, changed, name=file, about=about))
     print_lines([f"{path}: written" for path in (data, settings)])
+    if reason := slug_reason(found.name):
+        print_line(f"files and run are called {file}: {reason}")
     print_line("")
     plan(str(settings), options=RunOptions(**shared(RunOptions, place)))
     where = shlex.join([str(settings), *place.argv])

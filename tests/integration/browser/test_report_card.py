@@ -26,6 +26,12 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "job" / "output" / "report.html"
 
 
+FOLDED = [
+    *("Kinds of turns", "Rewarded samples of RL", "Samples of the base model", "Vocabulary"),
+    *("Stages", "Lineage", "Speed and machine"),
+]
+
+
 def test_the_card_fits_its_window(open_file: Callable[..., Page], card: Path):
     page = open_file(card)
     for window, scheme in itertools.product((DESKTOP, PHONE), ("light", "dark")):
@@ -50,16 +56,17 @@ def test_everything_of_the_run_can_be_seen(open_file: Callable[..., Page], card:
     page = open_file(card, viewport=DESKTOP)
     headings = page.locator("h2").all_inner_texts()
     assert headings == [
-        *(
-            "Scores",
-            "CORE",
-            "Learning",
-            "The same prompts, model by model",
-            "Rewarded samples of RL",
-        ),
-        *("Samples of the base model", "Vocabulary", "Stages", "Lineage", "Speed and machine"),
-        "Reproduce",
+        *("Scores", "CORE", "Learning", "The same prompts, model by model", "Reproduce"),
+        *FOLDED,
     ]
+    assert page.locator("summary").all_inner_texts() == FOLDED
+    stages = page.locator("details", has_text="Stages").last
+    assert not stages.locator("table").is_visible()
+    stages.locator("summary").click()
+    assert stages.locator("table").is_visible()
+    page.emulate_media(media="print")  # paper cannot be clicked: it has everything
+    assert all(body.is_visible() for body in page.locator("details table").all())
+    page.emulate_media(media="screen")
     command = page.locator(".command")
     assert command.inner_text().splitlines()[0] == "nanochat run tiny \\"
     assert "--set seed=3" in command.inner_text()

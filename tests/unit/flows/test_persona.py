@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.persona import make_persona, persona_lines, slug, with_persona
+from flows.persona import make_persona, persona_lines, slug, slug_reason, with_persona
 from flows.profile_file import changes_to_toml, read_profile_file
 from flows.profiles import PROFILES, open_profile
 from flows.run_request import RunRequest
@@ -89,18 +89,28 @@ def test_the_file_of_settings_gives_the_same_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected", "reason"),
     [
-        ("Juniper", "juniper"),
-        ("Zoë & Co.", "zoe-co"),
-        ("小明", "persona"),
-        ("Tiny", "tiny-persona"),
-        ("SFT", "sft-persona"),
-        ("Spelling", "spelling-persona"),
+        ("Juniper", "juniper", None),
+        ("Zoë & Co.", "zoe-co", None),
+        ("小明", "persona", "'小明' has no Latin letters or digits"),
+        ("Иван", "persona", "'Иван' has no Latin letters or digits"),
+        ("Tiny", "tiny-persona", "a profile, stage or task is called tiny"),
+        ("SFT", "sft-persona", "a profile, stage or task is called sft"),
+        ("Spelling", "spelling-persona", "a profile, stage or task is called spelling"),
     ],
 )
-def test_files_have_a_name_that_nothing_else_has(name: str, expected: str) -> None:
+def test_files_have_a_name_that_nothing_else_has_and_a_reason_if_it_is_another_word(
+    name: str, expected: str, reason: str | None
+) -> None:
     assert slug(name) == expected
+    found = slug_reason(name)
+    assert found is None if reason is None else found and found.startswith(reason)
+
+
+def test_a_name_has_a_letter_or_a_digit() -> None:
+    with pytest.raises(ConfigError, match=r"'\.' is not a name: it has no letter and no digit"):
+        slug(".")
 
 
 def test_a_fact_is_about_something_of_the_models() -> None:

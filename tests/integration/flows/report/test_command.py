@@ -19,7 +19,7 @@ from nanochat_core.runtime.code_record import read_record, record_code
 record_code(Path({str(tmp_path)!r}, "code"))
 inputs = {{s.name: Path({str(tmp_path)!r}, s.name, "files") for s in REPORT.inputs}}
 card = report_card.make_card(report_inputs.open_artifacts(inputs))
-assert card.experiment == "tiny"
+assert card.experiment == "nanochat run tiny"
 page.html(card), page.markdown(card)
 loaded = [n for n, text in read_record(Path({str(tmp_path)!r}, "code")) if text.strip()]
 from flows.building.code_check import leaked_modules

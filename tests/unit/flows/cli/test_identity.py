@@ -145,7 +145,7 @@ def test_on_a_terminal_it_asks_and_the_end_of_the_input_ends_the_questions(
     ("words", "error"),
     [
         (("Juniper", "--fact", "green"), "'green' is not of the form ABOUT=VALUE"),
-        (("",), "'' cannot be said by the model"),
+        (("",), "'' is not a name: it has no letter and no digit"),
         (("Juniper", "--profile", "tyni"), "there is no profile 'tyni'"),
     ],
 )
