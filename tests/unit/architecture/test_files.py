@@ -197,7 +197,7 @@ FORMATTED = re.compile(
 FORMATTERS = {
     "flows/cli/checks.py": "memory and disk in GiB, as the needs are stated; a constant",
     "flows/plan/estimate.py": "FLOPs a second, no bytes",
-    "flows/report/card.py": "a metric whose name says its unit: peak_memory_gb",
+    "flows/report/details.py": "a metric whose name says its unit: peak_memory_gb",
     "flows/cli/artifacts/gc.py": "the number of an option, --keep-days",
 }
 
