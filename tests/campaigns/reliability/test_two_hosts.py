@@ -1,6 +1,6 @@
 """A stage on two hosts that share no disk: it trains, loses one, resumes, and ends as on one host.
 
-The hosts are network namespaces; figures of the last run are in docs/concepts/nodes.md. By hand:
+The hosts are network namespaces; docs/verification/clusters.md has the last figures. By hand:
 
     .venv/bin/python -m pytest -q -s tests/campaigns/reliability/test_two_hosts.py
 """
