@@ -5,7 +5,6 @@ it is closed: on a full disk the last kilobytes can be missing, and their errors
 """
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -24,28 +23,16 @@ def write_array(file: IO[bytes], array: npt.NDArray[Any]) -> None:
     file.write(np.ascontiguousarray(array).data)
 
 
-def check_size(path: Path, size: int) -> None:
-    """Raise OSError unless the file has `size` bytes. Call it before the file counts as done."""
-    found = path.stat().st_size
-    if found != size:
-        raise OSError(
-            errno.EIO, f"{size} bytes were written, the disk has {found} of them", str(path)
-        )
-
-
 @contextlib.contextmanager
 def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
     """Open a .npy file; the block writes its values in C order. Complete and durable at the end."""
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, header)
-        size = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         yield file
         # A later rename must not become durable before the values.
         file.flush()
         os.fsync(file.fileno())
-    # A caller that wrote too few values is noticed here too.
-    check_size(path, size)
 
 
 def read_index(path: Path, number: int, *, what: str) -> dict[str, Any]:

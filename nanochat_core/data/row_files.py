@@ -5,7 +5,6 @@ the inputs, its last T the targets. `rows.json` has the metadata. The order of t
 function of the step: resuming needs no saved reader state, on any number of ranks.
 """
 
-import mmap
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +32,6 @@ class Rows:
     ids: npt.NDArray[Any]  # (N, T+1) u16 or u32, mapped from disk
     vocab_size: int
     tokenizer: str  # digest of the tokenizer that made the ids
-    mapping: mmap.mmap | None = None  # of the file behind `ids`; None means they are in memory
 
     @classmethod
     def open(cls, directory: Path, split: str) -> Self:
@@ -46,7 +44,6 @@ class Rows:
             ids=ids.reshape(num_rows, row_len),
             vocab_size=tree["vocab_size"],
             tokenizer=tree["tokenizer"],
-            mapping=ids.base if isinstance(ids.base, mmap.mmap) else None,
         )
 
     @property
@@ -86,59 +83,32 @@ class Rows:
         """Return the rows of step `step` for rank `rank` of `world`, (b, T+1) u16 or u32.
 
         A rank gets every `world`-th row of `step_ids`, starting at `rank`, so `b` may differ by one
-        between ranks. Also starts to read the next step's rows from disk.
+        between ranks.
         """
         assert 0 <= rank < world
-        ids = self.step_ids(step, rows_per_step, seed)
-        self._read_ahead(ids, self.step_ids(step + 1, rows_per_step, seed))
-        return self.ids[ids[rank::world]]
-
-    def _read_ahead(self, current: npt.NDArray[np.int64], following: npt.NDArray[np.int64]) -> None:
-        """Let the kernel read the blocks that the following step needs and this one does not.
-
-        A step needs few blocks, each a contiguous region of the file. Measured on a disk with a
-        cold cache, steps of 256 rows: a step waits 1.0 ms (at most 2), without this 2.4 (at most
-        17).
-        """
-        if self.mapping is None:
-            return
-        row_bytes = self.ids.itemsize * self.ids.shape[1]
-        present, needed = (set((ids // BLOCK_ROWS).tolist()) for ids in (current, following))
-        for block in needed - present:
-            # madvise requires a start on a page boundary.
-            start = block * BLOCK_ROWS * row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-            end = min((block + 1) * BLOCK_ROWS * row_bytes, len(self.mapping))
-            self.mapping.madvise(mmap.MADV_WILLNEED, start, end - start)
+        return self.ids[self.step_ids(step, rows_per_step, seed)[rank::world]]
 
     def take(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the rows with these numbers (n,), as (n, T+1)."""
         return self.ids[ids].astype(np.int64)
 
     def step_ids(self, step: int, rows_per_step: int, seed: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the rows of step `step` (rows_per_step,), read-only.
+        """Return the numbers of the rows of step `step` (rows_per_step,).
 
         Each epoch visits every row once, in its own order: blocks of neighbouring rows are
         shuffled, and so are the rows inside each block. Steps continue across epochs, so the result
         depends only on the arguments.
         """
         assert rows_per_step > 0
-        return _ids_of_step(self.num_rows, step, rows_per_step, seed)
-
-
-@lru_cache(maxsize=4)  # a step is computed as the following one and then used as the current one
-def _ids_of_step(num_rows: int, step: int, count: int, seed: int) -> npt.NDArray[np.int64]:
-    first = step * count
-    parts: list[npt.NDArray[np.int64]] = []
-    while count > 0:
-        epoch, start = divmod(first, num_rows)
-        stop = min(start + count, num_rows)
-        parts.append(_epoch_ids(num_rows, seed, epoch, start, stop))
-        first += stop - start
-        count -= stop - start
-    ids = np.concatenate(parts)
-    # Cached arrays are shared by all callers.
-    ids.setflags(write=False)
-    return ids
+        first, count = step * rows_per_step, rows_per_step
+        parts: list[npt.NDArray[np.int64]] = []
+        while count > 0:
+            epoch, start = divmod(first, self.num_rows)
+            stop = min(start + count, self.num_rows)
+            parts.append(_epoch_ids(self.num_rows, seed, epoch, start, stop))
+            first += stop - start
+            count -= stop - start
+        return np.concatenate(parts)
 
 
 def _epoch_ids(

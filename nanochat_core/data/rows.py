@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanochat_core.config import RowsConfig
-from nanochat_core.data.array_files import check_size, write_array
+from nanochat_core.data.array_files import write_array
 from nanochat_core.data.packing import batches, pack
 from nanochat_core.data.row_files import SPLITS, write_index
 from nanochat_core.data.token_files import TokenSet, TokenShard
@@ -97,7 +97,6 @@ def write_rows(
                 write_array(file, chunk)
                 progress.step(min(num_rows, most))
         write_array(file, chunk[: num_rows % _CHUNK_ROWS])
-    check_size(path, num_rows * row_len * chunk.itemsize)
     return num_rows, placed
 
 

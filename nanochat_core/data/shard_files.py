@@ -141,10 +141,9 @@ def _write_groups(
 def read_batches(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
     """Yield the documents of a parquet file in order, a few MB at a time; none if it is empty.
 
-    The column may have any type of strings, or bytes that are UTF-8. One that was written as a
-    dictionary takes more memory: a row group's dictionary, and large values as often as they
-    repeat in 256 rows. A null document is read as an empty one. Raises DataError naming the file,
-    with its row group and row, if it is no parquet file, is damaged, or has no such column or two.
+    The column may have any type of strings but a dictionary's, or bytes that are UTF-8. A null
+    document is read as an empty one. Raises DataError naming the file, with its row group and row,
+    if it is no parquet file, is damaged, or has no such column or two.
     """
     with _open(path, column) as file:
         for group in range(file.num_row_groups):
@@ -252,7 +251,7 @@ def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
     if not _is_text(kind):
         raise DataError(
             f"{path} has a column '{column}' of {kind}, not strings",
-            hint="write the column as strings, one document a row",
+            hint="write the column as strings, one document a row, no dictionary or category",
         )
     return file
 
@@ -261,8 +260,6 @@ def _is_text(kind: pa.DataType) -> bool:
     """Return whether values of an Arrow type are strings, or bytes that may be UTF-8."""
     if isinstance(kind, pa.BaseExtensionType):  # JSON, for one
         return _is_text(kind.storage_type)
-    if isinstance(kind, pa.DictionaryType):
-        return _is_text(kind.value_type)
     return kind in _TEXT_TYPES
 
 
@@ -273,13 +270,7 @@ def _batches(
     size = file.metadata.row_group(group)
     mean_bytes = max(1, size.total_byte_size // max(1, size.num_rows))
     num_rows = max(1, min(MAX_BATCH_ROWS, _BATCH_BYTES // mean_bytes))
-    kind = file.schema_arrow.field(column).type
-    if isinstance(kind, pa.DictionaryType):
-        batches = _plain_batches(path, group, pa.field(column, kind.value_type), num_rows)
-    else:
-        batches = file.iter_batches(
-            num_rows, row_groups=[group], columns=[column], use_threads=False
-        )
+    batches = file.iter_batches(num_rows, row_groups=[group], columns=[column], use_threads=False)
     row = sum(file.metadata.row_group(i).num_rows for i in range(group))
     while True:
         HEARTBEAT.beat("reading documents")
@@ -302,34 +293,6 @@ def _batches(
             ) from error
         row += len(texts)
         yield pc.fill_null(texts, "")
-
-
-def _plain_batches(
-    path: Path, group: int, field: pa.Field, num_rows: int
-) -> Iterator[pa.RecordBatch]:
-    """Read a column that was written as a dictionary, as plain values.
-
-    `iter_batches` would give it the type it was written with: each batch would copy all values of
-    the batches before it. pyarrow writes the dictionary of a row group as one page: so much memory
-    it takes here too.
-    """
-    import pyarrow.dataset as ds  # loaded late: few files need it
-    from pyarrow.fs import LocalFileSystem
-
-    options = ds.ParquetFragmentScanOptions(
-        use_buffered_stream=True, buffer_size=_BUFFER_BYTES, pre_buffer=False
-    )
-    return (
-        ds.ParquetFileFormat(default_fragment_scan_options=options)
-        .make_fragment(str(path), LocalFileSystem(), row_groups=[group])
-        .to_batches(
-            schema=pa.schema([field]),
-            batch_size=num_rows,
-            batch_readahead=0,
-            fragment_readahead=0,
-            use_threads=False,
-        )
-    )
 
 
 def _as_strings(values: Any) -> pa.Array:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nanochat_core.data.array_files import check_size, new_array, write_array
+from nanochat_core.data.array_files import new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.shard_files import (
     ShardSet,
@@ -98,6 +98,4 @@ def _write_ids(
             lengths += [1 + len(ids) for ids in documents]
             stream = np.concatenate([part for ids in documents for part in (bos, ids)])
             write_array(file, stream.astype(kind))
-    # Before the rename, so that a full disk cannot leave a truncated file under the final name.
-    check_size(path, sum(lengths) * kind.itemsize)
     return np.array(lengths, dtype="<u4")

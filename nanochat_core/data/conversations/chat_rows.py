@@ -25,7 +25,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nanochat_core.data.array_files import check_size, new_array, write_array
+from nanochat_core.data.array_files import new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.token_files import dtype_for
 from nanochat_core.errors import DataError
@@ -228,8 +228,6 @@ def _gather(
             write_array(ids_file, piece.ids)
             write_array(mask_file, piece.mask)
             lengths.extend(piece.lengths.tolist())
-    check_size(scratch / "ids", sum(lengths) * kind.itemsize)
-    check_size(scratch / "mask", sum(lengths))
     cut = (
         f"{num_cut:,} of {len(lengths):,} conversations fill a row of {row_len - 1:,} tokens "
         "before their first answer"

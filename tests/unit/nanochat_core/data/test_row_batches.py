@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.data import row_files
 from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation, write_index
 
 WORLDS = (1, 2, 4, 8)
@@ -60,7 +59,6 @@ def test_training_that_stops_at_any_step_resumes_with_the_rows_it_would_have_had
     whole = [trained(rows, s, 150, world=before) for s in steps]
     for stop in steps:
         permutation.cache_clear()  # as a new process begins
-        row_files._ids_of_step.cache_clear()
         again = Rows.open(directory, "train")
         assert trained(again, stop, 150, world=after) == whole[stop]
 
@@ -68,32 +66,3 @@ def test_training_that_stops_at_any_step_resumes_with_the_rows_it_would_have_had
 def test_a_batch_has_the_type_of_the_file(directory):
     assert Rows.open(directory, "train").batch(0, 4, seed=1).dtype == np.dtype("<u2")
     assert numbered(9, dtype="<u4").batch(0, 4, seed=1).dtype == np.dtype("<u4")
-
-
-class Mapping:
-    """Notes what the kernel is asked to read."""
-
-    def __init__(self, size):
-        self.size = size
-        self.asked = []
-
-    def __len__(self):
-        return self.size
-
-    def madvise(self, option, start, length):
-        self.asked.append((start, length))
-
-
-def test_a_block_is_asked_for_once_one_step_before_it_is_needed():
-    num_rows = 3 * BLOCK_ROWS + 5
-    ids = numbered(num_rows).ids
-    mapping = Mapping(ids.nbytes)
-    rows = Rows(ids=ids, vocab_size=2**16, tokenizer="", mapping=mapping)
-    block_bytes = BLOCK_ROWS * ids.nbytes // num_rows
-    read = set(rows.step_ids(0, 100, seed=3) // BLOCK_ROWS)
-    for step in range(num_rows // 100):  # within an epoch
-        needed = rows.batch(step, 100, seed=3)[:, 0] // BLOCK_ROWS
-        assert set(needed.tolist()) <= read
-        read |= {start // block_bytes for start, _ in mapping.asked}
-    assert len(mapping.asked) == len({start for start, _ in mapping.asked}) == 3
-    assert sum(length for _, length in mapping.asked) <= mapping.size
