@@ -9,9 +9,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flows.cli.output import aligned
 from flows.profiles import PROFILES, open_profile
-from flows.render.table import Row
+from flows.render.table import Table, numbers, texts
 from flows.render.text import count, duration, money, size
 from infra.storage.s3.probe import Finding
 from nanochat_core.roofline import most_decoded, pretraining, training_bytes
@@ -98,15 +97,14 @@ def forecast(gpu: GpuSpec) -> list[dict[str, Any]]:
     return found
 
 
-def table(gpu: GpuSpec) -> list[str]:
+def table(gpu: GpuSpec) -> list[str | Table]:
     """Return `forecast` for people, with what it assumes."""
     each = (
         "no price is known"
         if gpu.dollars is None
         else f"{money(gpu.dollars)} an hour ({PRICES_OF})"
     )
-    head = ("profile", "in", "tokens/s", "MFU", "one GPU", f"{NODE} GPUs", "cost", "answers")
-    rows: list[Row] = [head]
+    rows: list[tuple[str, ...]] = []
     for row in forecast(gpu):
         times = [
             duration(row["gpu_seconds"] / number)
@@ -130,7 +128,13 @@ def table(gpu: GpuSpec) -> list[str]:
         f"{gpu.name}: {gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16, {gpu.bandwidth / 1e12:.3g} TB/s, "
         f"{size(round(gpu.memory))}, {each}",
         "",
-        *aligned(rows, right=range(2, len(head))),
+        Table(
+            columns=(
+                *texts("profile", "in"),
+                *numbers("tokens/s", "MFU", "one GPU", f"{NODE} GPUs", "cost", "answers"),
+            ),
+            rows=rows,
+        ),
         "",
         "Pretraining alone, by a roofline that was fitted to runs which nanochat published for",
         "H100s; none of it was measured with nanochat-flows. Communication, evaluation and starts",

@@ -6,35 +6,27 @@ its colour. Lines are written without rich, whose import takes as long as planni
 
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flows.render.table import Row, columns
+from flows.render.table import Table
 from flows.render.text import ago, escaped, one_line, visible
 from nanochat_core.errors import NanochatError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# By the first word of a line: a sign of `flows.plan.plan.STATES`, or `worse`. Only what will run or
-# got worse is in colour.
+# Of the tones of cells: signs of `flows.plan.plan.STATES`, verdicts of `nanochat compare` and
+# states of `nanochat doctor`. Only what will run or got worse is in colour.
 _STYLES = {
-    "worse": "yellow",
-    "=": "dim",
-    "+": "cyan",
-    "~": "yellow",
-    ">": "cyan",
-    "!": "magenta",
-    "x": "red",
-    **{"ok": "green", "warn": "yellow", "fail": "bold red"},  # of `nanochat doctor`
+    **{"=": "dim", "+": "cyan", "~": "yellow", ">": "cyan", "!": "magenta", "x": "red"},
+    **{"better": "green", "worse": "yellow", "unclear": "dim"},
+    **{"ok": "green", "warn": "yellow", "fail": "bold red"},
 }
-_VERDICTS = {"better": "green", "worse": "yellow", None: "dim"}
-_DELTA = re.compile(r"[+-]\S+(?: points)? \([^()]*\)(?: (better|worse))?")
 _CODES = {
     **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"},
     **{"magenta": "35", "cyan": "36"},
@@ -69,15 +61,22 @@ def replace_unknown(stream: TextIO) -> None:
         stream.reconfigure(errors="replace")
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Print each text as one line; newlines in it are escaped, so that it cannot fake a line."""
-    for line in lines:
-        _write(sys.stdout, one_line(line))
+def print_lines(items: Iterable[str | Table]) -> None:
+    """Print tables that fit this terminal, and each text as one line.
+
+    Newlines in a text are escaped, so that it cannot fake a line.
+    """
+    for item in items:
+        if isinstance(item, Table):
+            for line in item.lines(width=table_width(), paint=_paint):
+                _write(sys.stdout, line)
+        else:
+            _write(sys.stdout, one_line(item))
 
 
-def print_line(text: str) -> None:
-    """Print a text as `print_lines` does."""
-    print_lines([text])
+def print_line(text: str, tone: str = "") -> None:
+    """Print a text as `print_lines` does, in the colour of a tone."""
+    _write(sys.stdout, _paint(one_line(text), tone))
 
 
 def print_text(text: str) -> None:
@@ -90,29 +89,12 @@ def print_note(text: str) -> None:
     _write(sys.stderr, one_line(text))
 
 
-def print_states(lines: Iterable[str]) -> None:
-    """Print lines, each in the colour of the state that it begins with."""
-    for line in lines:
-        style = _STYLES.get(line.partition(" ")[0], "")
-        _write(sys.stdout, styled(one_line(line), style, sys.stdout))
-
-
-def print_deltas(lines: Iterable[str]) -> None:
-    """Print lines; a difference with its interval is in the colour of the verdict after it."""
-
-    def coloured(found: re.Match[str]) -> str:
-        return styled(found[0], _VERDICTS[found[1]], sys.stdout)
-
-    for line in lines:
-        _write(sys.stdout, _DELTA.sub(coloured, one_line(line)))
-
-
 def print_json(tree: Any) -> None:
     """Print `tree` for programs."""
     sys.stdout.write(json.dumps(tree, indent=2) + "\n")
 
 
-def print_result(tree: Callable[[], Any], lines: Iterable[str], *, as_json: bool) -> None:
+def print_result(tree: Callable[[], Any], lines: Iterable[str | Table], *, as_json: bool) -> None:
     """Print a command's result, for programs or for people; only what is printed is made."""
     if as_json:
         print_json(tree())
@@ -135,6 +117,10 @@ def print_warning(message: str) -> None:
 def _print_labelled(label: str, style: str, text: str) -> None:
     message = visible(" ".join(text.split()))
     _write(sys.stderr, f"{styled(label, style, sys.stderr)} {message}")
+
+
+def _paint(text: str, tone: str) -> str:
+    return styled(text, _STYLES.get(tone, ""), sys.stdout)
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
@@ -179,11 +165,6 @@ def terminal_size() -> os.terminal_size:
         return os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):  # not a terminal, or not a file at all
         return os.terminal_size((0, 0))
-
-
-def aligned(rows: Sequence[Row], *, right: Collection[int] = (), indent: str = "") -> list[str]:
-    """Return rows as lines with aligned columns that fit this terminal: see `columns`."""
-    return columns(rows, right=right, indent=indent, width=table_width())
 
 
 def age(stamp: str) -> str:

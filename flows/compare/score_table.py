@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 from flows.render.charts import Chart
 from flows.render.score import Delta
-from flows.render.table import Table
+from flows.render.table import Cell, Table, texts
 from flows.render.text import count, listed, number, percent
 from flows.stages import EVALUATORS, REPORT, STAGES
 
@@ -20,24 +21,9 @@ _TITLES = {
 }
 _MAX_NAMED = 4
 _LARGE = 1e9  # counts from here on are written with a unit
+_DELTA = 4  # index of the second run's difference in a row
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run's value of a metric."""
-
-    value: str = ""
-    delta: str = ""  # the difference from the first run, with the verdict
-    verdict: str = ""  # better or worse; "" if the difference is not significant
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One metric of one stage."""
-
-    stage: str
-    metric: str
-    cells: Sequence[Cell]  # one per run, in order
+Row: TypeAlias = Sequence[Cell]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +32,7 @@ class Compared:
 
     names: Sequence[str]
     changes: Mapping[str, Sequence[str]]  # by name: settings and code
+    # A row for each metric: stage, metric, value of the first run; value and difference of others.
     scores: Sequence[Row]
     others: Sequence[Row]  # what training and the preparation of data measured
     charts: Sequence[Chart]
@@ -86,17 +73,7 @@ class Compared:
         """Return the table of `rows`, whose metrics are called `title`."""
         first, *others = self.names
         pairs = (word for name in others for word in (name, "difference"))
-        return Table(
-            head=["stage", title, first, *pairs],
-            rows=[
-                [
-                    *(row.stage, row.metric, row.cells[0].value),
-                    *(text for c in row.cells[1:] for text in (c.value, c.delta)),
-                ]
-                for row in rows
-            ],
-            name=1,
-        )
+        return Table(columns=texts("stage", title, first, *pairs), rows=rows, key=1)
 
 
 def direction(metric: str) -> int:
@@ -117,9 +94,11 @@ def other_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _verdict(names: str, index: int, rows: Sequence[Row]) -> str:
     # The last model first: it is what a run is for.
-    known = [row for row in reversed(rows) if row.cells[index].delta]
+    known = [row for row in reversed(rows) if row[_DELTA + 2 * (index - 1)].text]
     found = {
-        verdict: [f"{r.stage} {r.metric}" for r in known if r.cells[index].verdict == verdict]
+        verdict: [
+            f"{row[0]} {row[1]}" for row in known if row[_DELTA + 2 * (index - 1)].tone == verdict
+        ]
         for verdict in ("better", "worse")
     }
     parts = [
@@ -156,23 +135,21 @@ def _rows(stages: Iterator[Mapping[str, Any]]) -> Iterator[Row]:
                     and metric not in ("core", "chatcore")
                     and not metric.endswith("bpb")
                 ) or metric in _SHARES
-                yield Row(
-                    stage=stage_title(stage["stage"]),
-                    metric=_metric_title(metric),
-                    cells=[_cell(metric, cell, is_share=is_share) for cell in cells],
-                )
+                pairs = [_cells(metric, cell, is_share=is_share) for cell in cells]
+                head = Cell(stage_title(stage["stage"])), Cell(_metric_title(metric))
+                yield *head, pairs[0][0], *chain(*pairs[1:])
 
 
-def _cell(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> Cell:
+def _cells(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> tuple[Cell, Cell]:
+    """Return a run's value of a metric, and its difference from the first with the verdict."""
     if cell is None:
-        return Cell()
-    delta = None
-    if "delta" in cell:
-        delta = Delta(**{name: cell["delta"][name] for name in ("value", "low", "high")})
+        return Cell(""), Cell("")
     decimals = None if cell["low"] is None else 3 if metric == "chatcore" else 4
     shown = percent if is_share else _number if decimals is None else f"{{:.{decimals}f}}".format
-    if delta is None:
-        return Cell(value=shown(cell["value"]))
+    value = Cell(shown(cell["value"]))
+    if "delta" not in cell:
+        return value, Cell("")
+    delta = Delta(**{name: cell["delta"][name] for name in ("value", "low", "high")})
     if delta.value == 0 and delta.low is None:
         text = "same"
     elif is_share:
@@ -181,9 +158,9 @@ def _cell(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> Cel
         text = f"{'-' if delta.value < 0 else '+'}{_number(abs(delta.value))}"
     else:
         text = delta.number(decimals=decimals)
-    is_better = delta.value * direction(metric) > 0
-    verdict = ("better" if is_better else "worse") if delta.is_clear else ""
-    return Cell(value=shown(cell["value"]), delta=f"{text} {verdict}".rstrip(), verdict=verdict)
+    verdict = "better" if delta.value * direction(metric) > 0 else "worse"
+    clear = Cell(f"{text} {verdict}", tone=verdict)
+    return value, clear if delta.is_clear else Cell(text, tone="unclear")
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ from flows.building.build import Built
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import Plan
 from flows.plan.render import table, totals
-from flows.render.table import markdown_table
+from flows.render.table import Table, texts
 from flows.render.text import size
 from flows.stages import CHAT_MODELS
 from infra.storage.base import Store
@@ -31,7 +31,8 @@ class RunPages:
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
         text = f"{totals(plan)['summary']}. Store: {plan.store}"
-        self._writer.show("plan", "table", table(plan).tree(), about=text)
+        rows = table((item, item.stage.name) for item in plan.stages).tree()
+        self._writer.show("plan", "table", rows, about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
         """Show the results so far: addresses, and commands for them."""
@@ -57,7 +58,7 @@ def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
     if built:
         newest = list(built.values())[-1].manifest.name
         parts += [
-            markdown_table(["stage", "in this run", "artifact", "size"], rows),
+            Table(columns=texts("stage", "in this run", "artifact", "size"), rows=rows).markdown(),
             "To have an artifact's files:",
             _commands(f"nanochat fetch {newest}{place}"),
         ]

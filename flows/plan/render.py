@@ -2,14 +2,15 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
-from flows.render.table import Table, columns
-from flows.render.text import duration, money, visible
+from flows.render.table import Cell, Table, texts
+from flows.render.text import duration, money
 
 _FORMAT = 2  # of the JSON
 _TOO_LONG = 30 * 86400.0  # seconds
@@ -24,32 +25,32 @@ _SUMMARY: dict[State, str] = {
 }
 
 
-def render(plan: Plan, *, name: str = "this model", width: int | None = None) -> list[str]:
-    """Return the plan for people: a row for each stage, an empty line, and a summary.
+def render(plan: Plan, *, name: str = "this model") -> list[str | Table]:
+    """Return the plan for people: a table, an empty line, and a summary.
 
-    name: of what is trained. width: of the terminal; None means that there is no limit.
+    name: of what is trained.
     """
-    rows = columns(table(plan).rows, width=width)
-    return [*rows, "", totals(plan)["summary"], *_warning(plan, name)]
+    stages = table((item, item.stage.name) for item in plan.stages)
+    return [stages, "", totals(plan)["summary"], *_warning(plan, name)]
 
 
-def table(plan: Plan) -> Table:
-    """Return the plan as a table: a row for each stage."""
-    head = ("stage", "state", "fingerprint", "estimate", "reason")
-    return Table(head=head, rows=[row(item, item.stage.name) for item in plan.stages])
+def table(items: Iterable[tuple[StagePlan, str]]) -> Table:
+    """Return a row for the plan of each stage, with its label."""
+    return Table(
+        columns=texts("stage", "state", "fingerprint", "estimate", "reason"),
+        rows=[_row(*item) for item in items],
+        head=False,
+    )
 
 
-def row(item: StagePlan, label: str) -> tuple[str, ...]:
-    """Return the row of a stage that is called `label`."""
+def _row(item: StagePlan, label: str) -> tuple[str | Cell, ...]:
     estimate = item.estimate
     return (
-        f"{item.state} {label}",
-        STATES[item.state],
+        Cell(f"{item.state} {label}", tone=item.state),
+        Cell(STATES[item.state], tone=item.state),
         short(item.fingerprint) if item.fingerprint else "",
         f"{duration(estimate.seconds)} ({estimate.source})" if estimate else "",
-        # Reasons hold text from the store, which others can write: `visible` escapes control
-        # characters, so that it cannot move a terminal's cursor.
-        visible(item.reason),
+        item.reason,
     )
 
 

@@ -128,7 +128,7 @@ def _resolve(name: str, last: Resolved | None, log: Log, *, plan: bool) -> Resol
     try:
         return _ask_web(name, last, log, plan=plan) if is_url else _ask_hub(name)
     except Unreachable as error:
-        last = last or (_find_archive(name) if is_url else _find_reference(name))
+        last = last or (_find_archive(name) if is_url else None)
         if last is not None:
             log(f"{name} is taken to be {last.value[:12]}, as resolved {last.when}: {error}")
             return last
@@ -184,21 +184,6 @@ def _ask_hub(name: str) -> Resolved:
     if found is None or not _COMMIT.fullmatch(found):
         raise Unreachable(f"the Hub names no commit of {name}")
     return Resolved(value=found, when=_now())
-
-
-def _find_reference(name: str) -> Resolved | None:
-    """Return the commit that an earlier download left in the cache of the Hub's client."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    repository, _, revision = name.rpartition("@")
-    folder = repo_folder_name(repo_id=repository, repo_type="dataset")
-    path = Path(constants.HF_HUB_CACHE, folder, "refs", revision)
-    with contextlib.suppress(OSError):
-        found = path.read_text(encoding="utf-8").strip()
-        if _COMMIT.fullmatch(found):
-            return Resolved(value=found, when=timestamp(path.stat().st_mtime))
-    return None
 
 
 # The CORE bundle.

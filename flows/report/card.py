@@ -1,18 +1,20 @@
-"""The contents of the report card; `page` renders it."""
+"""The report card: a page of what a run trained, how well it does, and what it cost."""
 
 import itertools
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from flows.identity.ref import name_in
 from flows.render.charts import Chart
+from flows.render.page import Page, Sample, Section
+from flows.render.table import Cell
 from flows.render.text import (
     count,
     duration,
     escaped,
+    listed,
     percent,
     visible,
 )
@@ -26,7 +28,6 @@ from flows.report.details import (
     vocabulary_section,
 )
 from flows.report.inputs import Artifact
-from flows.report.rows import CardCell, Sample, Section
 from flows.report.scores import (
     chat_scores,
     chat_section,
@@ -50,22 +51,11 @@ from flows.stages import (
 _MAX_COMMAND = 160  # letters of a command that the head of the card shows whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """Everything on the report card."""
+def make_card(artifacts: Mapping[str, Artifact]) -> tuple[Page, dict[str, float]]:
+    """Return the card of one run, and the metrics of the report's own artifact.
 
-    name: str  # of the run that built the newest of the artifacts
-    made: str  # the date and the machine
-    lead: str
-    experiment: str  # the profile and the settings that differ; "" if no command makes the run
-    tiles: tuple[tuple[str, CardCell], ...]
-    summary: tuple[str, ...]  # the lines of `scores.summary`; the last one says what got worse
-    sections: tuple[Section, ...]
-    metrics: Mapping[str, float]  # of the report's artifact
-
-
-def make_card(artifacts: Mapping[str, Artifact]) -> Card:
-    """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
+    Raises ArtifactError if an artifact lacks what the card shows.
+    """
     pretrain, base = artifacts[PRETRAIN.name], artifacts[BASE_EVAL.name]
     newest = max((artifacts[s.name].manifest.provenance for s in REPORT.inputs), key=ended)
     chat = chat_scores({m.name: artifacts[EVALUATORS[m.name].name] for m in CHAT_MODELS})
@@ -92,16 +82,18 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         lineage_section(artifacts),
         speed_section(artifacts),
     )
-    return Card(
-        name=visible(name_in(newest.run) or newest.run),
+    made_by = f"Made by `{visible(_experiment(command.command))}`" if command.command else ""
+    page = Page(
+        kind="Report card",
+        # Of the run that built the newest of the artifacts.
+        heading=visible(name_in(newest.run) or newest.run),
         made=f"{time.strftime('%Y-%m-%d', time.gmtime(ended(newest)))}, "
         f"{machine(pretrain.manifest.provenance)}",
-        lead=_lead(artifacts),
-        experiment=visible(_experiment(command.command)) if command.command else "",
+        lead=[*filter(None, (_lead(artifacts), made_by))],
         tiles=(
             (
                 "Validation bits per byte",
-                CardCell(f"{last:.4f}", (note,), tone="better" if fall > 0 else ""),
+                Cell(f"{last:.4f}", (note,), tone="better" if fall > 0 else ""),
             ),
             *(
                 (f"ChatCORE after {m.label}", c)
@@ -110,8 +102,10 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         ),
         summary=tuple(summary(pretrain.manifest.provenance.metrics, chat)),
         sections=tuple(section for section in sections if section),
-        metrics={"val_bpb": last, "val_bpb_fall": fall},
+        footer="Made from manifests, events and artifact files alone: the same artifacts give the "
+        "same page.",
     )
+    return page, {"val_bpb": last, "val_bpb_fall": fall}
 
 
 def _lead(artifacts: Mapping[str, Artifact]) -> str:
@@ -182,7 +176,11 @@ def _learning(artifacts: Mapping[str, Artifact]) -> Section:
                 for chart in few
             ),
         ),
-        charts=tuple(chart for chart in charts if any(chart.curves) and chart not in few),
+        charts=[
+            (chart.quantity.title, chart.quantity.caption, listed(chart.stops), chart)
+            for chart in charts
+            if any(chart.curves) and chart not in few
+        ],
     )
 
 

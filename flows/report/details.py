@@ -6,9 +6,10 @@ from typing import Any
 
 from flows.identity.manifest import Provenance
 from flows.identity.ref import short
+from flows.render.page import Section
+from flows.render.table import Cell, Table, numbers, texts
 from flows.render.text import duration, listed, money, percent, size
 from flows.report.inputs import Artifact
-from flows.report.rows import CardCell, Section, cells
 from flows.stages import MODELS, PRETRAIN, REPORT, Stage
 from nanochat_core.runtime.progress import last_by_step
 
@@ -30,12 +31,12 @@ def vocabulary_section(tokenizer: Artifact) -> Section | None:
         return None
     best = max(values.values())
 
-    def cell(name: str) -> CardCell:
+    def cell(name: str) -> Cell:
         value = values.get(name)
         return (
-            CardCell("", ("not at hand",))
+            Cell("", ("not at hand",))
             if value is None
-            else CardCell(f"{value:.2f}", span=(0, value / best))
+            else Cell(f"{value:.2f}", span=(0, value / best))
         )
 
     return Section(
@@ -46,11 +47,13 @@ def vocabulary_section(tokenizer: Artifact) -> Section | None:
             "those in languages the same story.",
         ),
         style="scores",
-        head=("text", "ours", *VOCABULARIES.values()),
-        rows=tuple(
-            (CardCell(name), cell(name), *(cell(f"{name}/{other}") for other in VOCABULARIES))
-            for name in values
-            if "/" not in name
+        table=Table(
+            columns=texts("text", "ours", *VOCABULARIES.values()),
+            rows=[
+                (name, cell(name), *(cell(f"{name}/{other}") for other in VOCABULARIES))
+                for name in values
+                if "/" not in name
+            ],
         ),
     )
 
@@ -60,22 +63,24 @@ def stages_section(artifacts: Mapping[str, Artifact]) -> Section:
     # REPORT.inputs has every stage before the report, in the order in which they are built.
     manifests = [artifacts[stage.name].manifest for stage in REPORT.inputs]
     priced = any(manifest.provenance.dollars for manifest in manifests)
-    numbers = ("files", "size", "time", *(("cost",) if priced else ()))
+    costs = numbers("files", "size", "time", *(("cost",) if priced else ()))
     return Section(
         title="Stages",
         folded=True,
-        head=("stage", "what it made", *numbers),
-        right=numbers,
-        rows=tuple(
-            cells(
-                stage.name,
-                stage.makes,
-                str(len(manifest.files)),
-                size(sum(file.size for file in manifest.files)),
-                duration(manifest.provenance.seconds),
-                *([money(manifest.provenance.dollars)] if priced else []),
-            )
-            for stage, manifest in zip(REPORT.inputs, manifests, strict=True)
+        style="cards",
+        table=Table(
+            columns=(*texts("stage", "what it made"), *costs),
+            rows=[
+                (
+                    stage.name,
+                    stage.makes,
+                    str(len(manifest.files)),
+                    size(sum(file.size for file in manifest.files)),
+                    duration(manifest.provenance.seconds),
+                    *([money(manifest.provenance.dollars)] if priced else []),
+                )
+                for stage, manifest in zip(REPORT.inputs, manifests, strict=True)
+            ],
         ),
     )
 
@@ -83,10 +88,10 @@ def stages_section(artifacts: Mapping[str, Artifact]) -> Section:
 def lineage_section(artifacts: Mapping[str, Artifact]) -> Section:
     """Return fingerprint, digest and inputs of each artifact."""
 
-    def row(stage: Stage) -> tuple[CardCell, ...]:
+    def row(stage: Stage) -> tuple[str, ...]:
         made = artifacts[stage.name].manifest
         sources = [f"{s.name} `{short(made.inputs[s.name].digest)}`" for s in stage.inputs]
-        return cells(
+        return (
             stage.name,
             f"`{short(made.fingerprint)}`",
             f"`{short(made.digest)}`",
@@ -100,8 +105,11 @@ def lineage_section(artifacts: Mapping[str, Artifact]) -> Section:
             "A fingerprint says what a stage was asked to make, a digest what the files are. Equal "
             "digests are equal bytes.",
         ),
-        head=("stage", "fingerprint", "digest", "made from"),
-        rows=tuple(map(row, REPORT.inputs)),
+        style="cards",
+        table=Table(
+            columns=texts("stage", "fingerprint", "digest", "made from"),
+            rows=[*map(row, REPORT.inputs)],
+        ),
     )
 
 
@@ -109,13 +117,13 @@ def speed_section(artifacts: Mapping[str, Artifact]) -> Section:
     """Return the speed of each model's training, its machine and its restarts."""
     mfu = {stage.name: _median(artifacts[stage.name], "mfu") for stage in MODELS}
     has_mfu = any(value is not None for value in mfu.values())  # a GPU whose peak is known
-    numbers = ("steps", "tokens per second", *(("MFU",) if has_mfu else ()))
+    speeds = numbers("steps", "tokens per second", *(("MFU",) if has_mfu else ()))
 
-    def row(stage: Stage) -> tuple[CardCell, ...]:
+    def row(stage: Stage) -> tuple[str, ...]:
         artifact = artifacts[stage.name]
         steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
         speed, share = _median(artifact, "tokens_per_second"), mfu[stage.name]
-        return cells(
+        return (
             stage.name,
             machine(artifact.manifest.provenance),
             str(max(steps, default=0)),
@@ -127,9 +135,11 @@ def speed_section(artifacts: Mapping[str, Artifact]) -> Section:
     return Section(
         title="Speed and machine",
         folded=True,
-        head=("stage", "machine", *numbers, "resumed from step"),
-        right=numbers,
-        rows=tuple(map(row, MODELS)),
+        style="cards",
+        table=Table(
+            columns=(*texts("stage", "machine"), *speeds, *texts("resumed from step")),
+            rows=[*map(row, MODELS)],
+        ),
         facts=tuple(_facts(artifacts[PRETRAIN.name])),
     )
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from flows.render.page import Section
 from flows.render.paired import delta_of, pair
 from flows.render.score import Delta, Score
+from flows.render.table import Cell, Table, texts
 from flows.render.text import listed, percent, visible
 from flows.report.inputs import Artifact
-from flows.report.rows import CardCell, Section
 from flows.stages import CHAT_MODELS, Stage
 from tasks.names import TASKS
 
@@ -26,12 +27,12 @@ class TaskScore(Score):
     total: int
     centred: float | None = None  # the share rescaled: guessing is 0, all right is 1; of CORE
 
-    def cell(self, change: Delta | None = None) -> CardCell:
+    def cell(self, change: Delta | None = None) -> Cell:
         """Return the share with its interval, drawn, and the difference from the model before."""
         assert self.low is not None
         assert self.high is not None
         interval = f"{100 * self.low:.1f} to {percent(self.high)}, {self.correct} of {self.total}"
-        return CardCell(
+        return Cell(
             percent(self.value),
             (interval, change.points) if change else (interval,),
             tone=_tone(change),
@@ -51,7 +52,7 @@ class ChatScores:
     changes: Mapping[str, tuple[Delta | None, ...]]
 
     @property
-    def chatcore_row(self) -> tuple[CardCell, ...]:
+    def chatcore_row(self) -> tuple[Cell, ...]:
         """ChatCORE by model, with its interval and the difference from the model before."""
         changes = self.changes.get("chatcore", (None,) * len(self.models))
         return tuple(map(_chatcore_cell, self.chatcore, changes))
@@ -89,12 +90,12 @@ def _tone(change: Delta | None) -> str:
     return "worse" if is_loss(change) else "better" if change and change.is_clear else ""
 
 
-def _chatcore_cell(score: Score | None, change: Delta | None) -> CardCell:
+def _chatcore_cell(score: Score | None, change: Delta | None) -> Cell:
     if score is None:
-        return CardCell("not known")
+        return Cell("not known")
     interval = [] if score.low is None else [f"{score.low:.3f} to {score.high:.3f}"]
     notes = (*interval, *([change.number(decimals=3)] if change else []))
-    return CardCell(f"{score.value:.3f}", notes, tone=_tone(change))
+    return Cell(f"{score.value:.3f}", notes, tone=_tone(change))
 
 
 def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
@@ -183,10 +184,12 @@ def chat_section(
             _describe_questions(chat.tasks, data),
         ),
         style="scores",
-        head=("task", *(model.label for model in chat.models)),
-        rows=(
-            *_score_rows(chat, (task for task in chat.tasks if _KIND not in task)),
-            (CardCell("ChatCORE"), *chat.chatcore_row),
+        table=Table(
+            columns=texts("task", *(model.label for model in chat.models)),
+            rows=[
+                *_score_rows(chat, (task for task in chat.tasks if _KIND not in task)),
+                ("ChatCORE", *chat.chatcore_row),
+            ],
         ),
         code=visible("\n".join(["Could not be evaluated:", *failures])) if failures else "",
     )
@@ -201,18 +204,17 @@ def turns_section(chat: ChatScores) -> Section | None:
         title="Kinds of turns",
         notes=("An example of several turns is right if every turn is. Here each turn counts.",),
         style="scores",
-        head=("task", *(model.label for model in chat.models)),
-        rows=rows,
+        table=Table(columns=texts("task", *(model.label for model in chat.models)), rows=rows),
         folded=True,
     )
 
 
-def _score_rows(chat: ChatScores, tasks: Iterable[str]) -> Iterator[tuple[CardCell, ...]]:
+def _score_rows(chat: ChatScores, tasks: Iterable[str]) -> Iterator[tuple[str | Cell, ...]]:
     """Yield a row for each task, with a cell for each model."""
     for task in tasks:
         scores = zip(chat.tasks[task], chat.changes[task], strict=True)
-        cells = (s.cell(change) if s else CardCell("", ("not asked",)) for s, change in scores)
-        yield CardCell(task), *cells
+        cells = (s.cell(change) if s else Cell("", ("not asked",)) for s, change in scores)
+        yield task, *cells
 
 
 def core_section(scores: Mapping[str, Any]) -> Section | None:
@@ -230,14 +232,16 @@ def core_section(scores: Mapping[str, Any]) -> Section | None:
             "What the base model knows, over the tasks of DCLM, in English: the mean of what is "
             "above guessing. The shaded range is the 95 % interval, the upright line GPT-2.",
         ),
-        meter=CardCell(
+        meter=Cell(
             text, (f"GPT-2 {GPT2_CORE}",), span=span, at=core and core.value, mark=GPT2_CORE
         ),
         style="scores core",
-        head=("task", "right", "above guessing"),
-        rows=tuple(
-            (CardCell(task), score.cell(), CardCell(f"{score.centred:.3f}", at=score.centred))
-            for task, score in tasks.items()
+        table=Table(
+            columns=texts("task", "right", "above guessing"),
+            rows=[
+                (task, score.cell(), Cell(f"{score.centred:.3f}", at=score.centred))
+                for task, score in tasks.items()
+            ],
         ),
     )
 

@@ -6,7 +6,6 @@ bytes.
 
 from typing import Any
 
-from flows.report import page
 from flows.report.card import make_card
 from flows.report.inputs import open_artifacts
 from nanochat_core.errors import ArtifactError
@@ -18,13 +17,13 @@ MAX_BYTES = 2_000_000
 
 def run(job: Job) -> dict[str, Any]:
     """Write output/report.html and output/report.md. Raises ArtifactError on a missing artifact."""
-    card = make_card(open_artifacts(job.inputs))
-    html = page.html(card).encode()
+    card, metrics = make_card(open_artifacts(job.inputs))
+    html = card.html.encode()
     if len(html) > MAX_BYTES:
         raise ArtifactError(
             f"the report card is {len(html)} bytes, more than {MAX_BYTES}",
             hint="ask for fewer prompts in base_eval.prompts and chat_eval.prompts",
         )
     (job.output / "report.html").write_bytes(html)
-    (job.output / "report.md").write_bytes(page.markdown(card).encode())
-    return {"bytes": len(html), **card.metrics}
+    (job.output / "report.md").write_bytes(card.markdown.encode())
+    return {"bytes": len(html), **metrics}

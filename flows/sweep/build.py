@@ -25,6 +25,7 @@ from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.render.loss_curve import data_url
+from flows.render.table import as_lines
 from flows.render.text import duration, fenced, money
 from flows.render.vega import picture
 from flows.run_request import RETRIES
@@ -76,7 +77,7 @@ class CompletedSweep:
 
 def show_plan(pages: BackgroundWriter, planned: SweepPlan) -> None:
     """Show in Prefect what the sweep is about to do."""
-    lines = lines_of(planned)
+    lines = list(as_lines(lines_of(planned)))
     about = f"{lines[-1]}. Store: {planned.plan.store}"
     pages.show("plan", "markdown", fenced("\n".join(lines)), about=about)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.compare.page import PageSection, render
-from flows.render.html import write_whole
+from flows.render.page import Page, Section, write_whole
 from flows.render.table import Table
 from flows.render.vega import picture
 from flows.sweep.plots import DifferencePlot, LawPlot
@@ -35,17 +34,17 @@ def write_files(home: Path, report: SweepReport) -> Path:
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
     directory = home / "sweep" / report.name
-    content = render(
+    content = Page(
         kind="Sweep",
         heading=report.name,
         lead=[report.lead],
         sections=[
-            PageSection(charts=[(each.axis, each.caption, each) for each in report.pictures]),
-            PageSection(title="What the numbers say", notes=report.sentences),
-            PageSection(title="Models", table=report.table),
+            Section(charts=[(each.axis, each.caption, "", each) for each in report.pictures]),
+            Section(title="What the numbers say", items=report.sentences),
+            Section(title="Models", table=report.table),
         ],
         footer=report.footer,
-    )
+    ).html
     # Everything is rendered before the first write: a failure leaves the older files as they were.
     drawing = picture(report.pictures[:1]) if report.pictures else None
     page = directory / "sweep.html"

@@ -13,10 +13,10 @@ from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_with
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
-from flows.plan.render import row, stage_tree, totals
+from flows.plan.render import stage_tree, table, totals
 from flows.plan.upstream import Log, Pins, apply_pins, pin
 from flows.profiles import make_placement
-from flows.render.table import columns
+from flows.render.table import Table, numbers, texts
 from flows.render.text import duration
 from flows.stages import Stage
 from flows.sweep.grid import Member, Sweep
@@ -139,23 +139,21 @@ def plan_sweep(
     )
 
 
-def lines_of(planned: SweepPlan, *, width: int | None = None) -> list[str]:
-    """Return the plan for people: shared stages, a table of the members, and the sum.
-
-    width: see `columns`.
-    """
+def lines_of(planned: SweepPlan) -> list[str | Table]:
+    """Return the plan for people: shared stages, a table of the members, and the sum."""
     # Stages of one member alone are in the table; those that several share stand above it.
     alone = [(unit, item) for unit, item in planned.items if len(unit.members) == 1]
     several = [(unit, item) for unit, item in planned.items if len(unit.members) > 1]
     stages = list(dict.fromkeys(unit.stage.name for unit, _ in alone))
-    table = [[*planned.sweep.head, *stages, "about"]]
+    first, *others = planned.sweep.head
+    rows: list[list[str]] = []
     for member in planned.sweep.members:
         mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
-        table.append(_row(member, mine, stages))
+        rows.append(_row(member, mine, stages))
     return [
-        *columns([row(item, unit.label) for unit, item in several], width=width),
+        table((item, unit.label) for unit, item in several),
         "",
-        *columns(table, right=range(1, len(planned.sweep.head)), width=width),
+        Table(columns=(*texts(first), *numbers(*others), *texts(*stages, "about")), rows=rows),
         "",
         totals(planned.plan)["summary"],
     ]

@@ -20,7 +20,7 @@ from typing import Any
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
 from flows.render.score import Delta
-from flows.render.table import Table
+from flows.render.table import Table, numbers, texts
 from flows.sweep.files import SweepReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.plan import Results
@@ -170,13 +170,13 @@ def report_of_sweep(
             *(series.sentences() if series else ()),
         ],
         table=Table(
-            head=(
-                *(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
-                *(("mean CORE",) if has_core else ()),
-                "ended",
+            columns=(
+                *texts(sweep.head[0]),
+                *numbers(*sweep.head[1:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
+                *numbers(*(["mean CORE"] if has_core else [])),
+                *texts("ended"),
             ),
             rows=[_row(sweep, each, has_core=has_core) for each in found],
-            right=range(1, len(sweep.head) + 2 + has_core),
         ),
         footer=_FOOTER if series is None else f"{_FOOTER}\n{_SERIES_FOOTER}",
         tree={

@@ -14,12 +14,9 @@ from flows.artifacts.runs import Run
 from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
 from flows.cli.output import (
     age,
-    aligned,
-    print_deltas,
     print_json,
-    print_line,
+    print_lines,
     print_warning,
-    table_width,
 )
 from flows.cli.requests import command_of_run
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
@@ -30,6 +27,7 @@ from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.charts import Chart
 from flows.render.score import Delta
+from flows.render.table import Table, texts
 from flows.render.text import listed
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -114,12 +112,14 @@ def compare(
     if html is not None:
         write(html, page_of(compared))
     if not as_json:
-        print_deltas(_lines(compared, stages, answers))
+        print_lines(_lines(compared, stages, answers))
         rows = [row for difference in differences for row in _difference_rows(difference)]
         origins = [(n, *_origin(item)) for n, item in zip(references, items, strict=True)]
-        print_deltas(["", *aligned(origins), "", *(aligned(rows) or ["there is no difference"])])
-        if html is not None:
-            print_line(str(html))
+        made = Table(columns=texts("name", "of", "made", "by"), rows=origins, head=False)
+        columns = texts("name", "state", "what", "change", "why")
+        changed = Table(columns=columns, rows=rows, head=False)
+        print_lines(["", made, "", changed if rows else "there is no difference"])
+        print_lines([] if html is None else [str(html)])
     return CHANGES if exit_code and differences else 0
 
 
@@ -208,8 +208,8 @@ def _origin(item: Manifest | Run) -> tuple[str, ...]:
         command = command_of_run(item) if item.profile in PROFILES else item.profile
         return item.status, age(item.started), command
     made = item.provenance
-    commit = f"commit {short(made.git_commit)}" if made.git_commit else ""
-    return item.name, age(made.created), f"run {made.run}", commit
+    commit = f", commit {short(made.git_commit)}" if made.git_commit else ""
+    return item.name, age(made.created), f"run {made.run}{commit}"
 
 
 def _difference_rows(tree: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -222,19 +222,19 @@ def _difference_rows(tree: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield name, state, stage, " -> ".join(prints), notes.get(state, reasons)
         return
     for reason in tree["changes"]:
-        yield name, "setting" if reason["kind"] == "config" else "", str(Change(**reason)), ""
+        yield name, "setting" if reason["kind"] == "config" else "", str(Change(**reason)), "", ""
     for change in tree["inputs"]:
         sources = [change["old"], change["new"]]
         # Equal fingerprints: the same work, with another result.
         is_rebuilt = all(sources) and sources[0]["fingerprint"] == sources[1]["fingerprint"]
         key = "digest" if is_rebuilt else "fingerprint"
-        yield name, "input", change["stage"], _change(*(s and short(s[key]) for s in sources))
+        yield name, "input", change["stage"], _change(*(s and short(s[key]) for s in sources)), ""
     for change in tree["files"]:
         sizes = (change[side] for side in ("old", "new"))
-        texts = (None if size is None else f"{size:,} bytes" for size in sizes)
-        yield name, "file", change["path"], _change(*texts)
+        texts_of = (None if size is None else f"{size:,} bytes" for size in sizes)
+        yield name, "file", change["path"], _change(*texts_of), ""
     if not tree["files"]:
-        yield name, "files", "the same, to the byte", ""
+        yield name, "files", "the same, to the byte", "", ""
 
 
 def _change(old: str | None, new: str | None) -> str:
@@ -296,14 +296,16 @@ def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
     return differ_in_causes(old.preimage, new.preimage, with_inputs=False)
 
 
-def _lines(compared: Compared, stages: Sequence[Mapping[str, Any]], answers: int) -> Iterator[str]:
+def _lines(
+    compared: Compared, stages: Sequence[Mapping[str, Any]], answers: int
+) -> Iterator[str | Table]:
     from flows.compare.curves import drawn
 
     yield from compared.verdicts
     yield from compared.differences(_MAX_CHANGES)
     for title, rows in (("score", compared.scores), ("training", compared.others)):
         if rows:
-            yield from ("", *compared.table(title, rows).lines(width=table_width()))
+            yield from ("", compared.table(title, rows))
     if changed := list(_answers_of(compared.names, stages, answers)):
         yield from ("", *changed)
     for chart in compared.charts:

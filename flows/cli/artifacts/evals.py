@@ -18,11 +18,12 @@ from flows.cli.options import (
     check_gpus,
     parameter_of,
 )
-from flows.cli.output import aligned, print_line, print_lines, print_result, print_warning
+from flows.cli.output import print_line, print_lines, print_result, print_warning
 from flows.cli.train.run import resumable
 from flows.evals.request import DROP, MODEL, EvalRequest
 from flows.evals.suite import NIGHTLY, Suite, open_suite
 from flows.plan.planned import open_settings
+from flows.render.table import Table, texts
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
 from flows.stages import PRETRAIN
@@ -182,18 +183,21 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
 
         found = read_recurring()
     names = ("model", "cron", "timezone", "paused")
-    lines = aligned([_HEADER, *map(_row, found)])
     print_result(
         lambda: [
             {**{n: getattr(r, n) for n in names}, "parameters": dict(r.parameters)} for r in found
         ],
-        lines if found else ["nothing is scheduled: nanochat evals MODEL --schedule"],
+        [
+            Table(columns=_COLUMNS, rows=[*map(_row, found)])
+            if found
+            else "nothing is scheduled: nanochat evals MODEL --schedule"
+        ],
         as_json=as_json,
     )
     return 0
 
 
-_HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
+_COLUMNS = texts("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 
 def _remove(model: str, place: StoreOptions) -> int:

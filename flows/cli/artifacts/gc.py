@@ -8,18 +8,18 @@ from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
-from flows.cli.output import aligned, print_note, print_result, screen
+from flows.cli.output import print_note, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
 from flows.gc.sweep import Watch
 from flows.identity.ref import ArtifactRef
+from flows.render.table import Table, numbers, texts
 from flows.render.text import duration, number, size
 from nanochat_core.errors import ConfigError
 
-_HEAD = ("stage", "what", "number", "objects", "size", "last written")
-_RIGHT = (2, 3, 4, 5)
+_COLUMNS = (*texts("stage", "what"), *numbers("number", "objects", "size", "last written"))
 _DAY, _HOUR = 86400.0, 3600.0  # seconds
 _NAMED = 20  # artifacts listed by name; --json has all
 _NAMES: dict[Kind, str] = {
@@ -79,7 +79,7 @@ def gc(
     return CHANGES if exit_code and not apply and not planned.is_empty else 0
 
 
-def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
+def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str | Table]:
     survey = plan.survey
     waiting = _waiting(survey)
     if survey.deletable:
@@ -98,7 +98,7 @@ def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
     yield _summary(plan)
 
 
-def _describe_collected(done: Collected) -> Iterator[str]:
+def _describe_collected(done: Collected) -> Iterator[str | Table]:
     swept, garbage = done.swept, done.plan.survey.garbage
     if swept.names:
         yield "deleted:"
@@ -176,7 +176,7 @@ def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (-row["bytes"], row["stage"], row["fingerprint"]))
 
 
-def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str]:
+def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str | Table]:
     """Yield the rows, the names of the largest artifacts and an empty line."""
     cells = [
         (
@@ -188,13 +188,14 @@ def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str]:
         )
         for row in _rows(pieces, survey)
     ]
-    yield from aligned([_HEAD, *cells], right=_RIGHT, indent="  ")
+    yield Table(columns=_COLUMNS, rows=cells, indent="  ")
     artifacts = _artifacts(pieces, survey)
     named = [
         (ArtifactRef(row["stage"], row["fingerprint"]).name, *_size_and_age(row))
         for row in artifacts[:_NAMED]
     ]
-    yield from aligned(named, right=(1, 2), indent="  ")
+    columns = (*texts("artifact"), *numbers("size", "last written"))
+    yield Table(columns=columns, rows=named, head=False, indent="  ")
     if len(artifacts) > _NAMED:
         yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
     yield ""

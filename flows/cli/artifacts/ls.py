@@ -11,16 +11,20 @@ from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, Positive, StoreOptions
-from flows.cli.output import age, aligned, print_result, print_unread
+from flows.cli.output import age, print_result, print_unread
 from flows.cli.progress import count_of
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from flows.plan.dead_runs import end_dead_runs
+from flows.render.table import Column, Table, facts, texts
 from flows.render.text import size
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
-_HEAD = ("stage", "fingerprint", "made", "run", "size", "names", "")
+_COLUMNS = (
+    *texts("stage", "fingerprint", "made", "run"),
+    *(Column("size", right=True), *texts("names", "")),
+)
 
 
 def ls(
@@ -59,7 +63,7 @@ def ls(
     return 0
 
 
-def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[str]]:
+def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, Sequence[str | Table]]:
     listing = list_newest(store, count=limit, stage=stage)
     _warn(listing)
     lines = _table(listing.artifacts)
@@ -70,7 +74,7 @@ def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[st
     return [listed.to_tree() for listed in listing.artifacts], lines
 
 
-def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
+def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, Sequence[str | Table]]:
     listing = list_run(store, run, stage=stage)
     _warn(listing)
     head = f"run {run.run}: {run.status}, started {age(run.started)}"
@@ -78,7 +82,7 @@ def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
     return tree, [head, *(_table(listing.artifacts) or ["no artifacts yet"])]
 
 
-def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
+def _of_artifact(store: Store, reference: str) -> tuple[Any, Sequence[str | Table]]:
     manifest = open_artifact(store, reference)
     listing = list_artifact(store, manifest.ref)
     _warn(listing)
@@ -101,9 +105,8 @@ def _warn(listing: Listing) -> None:
     print_unread([*listing.unread, *problems])
 
 
-def _table(artifacts: Sequence[Listed]) -> list[str]:
-    rows = [_row(listed) for listed in artifacts]
-    return aligned([_HEAD, *rows], right=(_HEAD.index("size"),)) if rows else []
+def _table(artifacts: Sequence[Listed]) -> list[str | Table]:
+    return [Table(columns=_COLUMNS, rows=[*map(_row, artifacts)])] if artifacts else []
 
 
 def _row(listed: Listed) -> tuple[str, ...]:
@@ -129,13 +132,13 @@ def _state(listed: Listed) -> str:
     return "accepted" if listed.manifest and listed.manifest.accepted else ""
 
 
-def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
+def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str | Table]:
     made = manifest.provenance
     yield f"{manifest.name}: made {age(made.created)} by run {made.run}"
-    yield from aligned(list(_facts(manifest, listed, url)))
+    yield facts(_facts(manifest, listed, url), indent="  ")
     yield ""
     yield f"{count_of(len(manifest.files), 'file')}, {listed.size:,} bytes:"
-    yield from _files(manifest.files)
+    yield _files(manifest.files)
     if manifest.inputs:
         yield ""
         yield "made from:"
@@ -143,23 +146,24 @@ def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
     if manifest.logs:
         yield ""
         yield "logs:"
-        yield from _files(manifest.logs)
+        yield _files(manifest.logs)
 
 
-def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, str, str]]:
-    yield "", "fingerprint", manifest.fingerprint
-    yield "", "digest", manifest.digest
-    yield "", "url", url
+def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, str]]:
+    yield "fingerprint", manifest.fingerprint
+    yield "digest", manifest.digest
+    yield "url", url
     if listed.names:
-        yield "", "names", ", ".join(f"{listed.ref.stage}@{name}" for name in listed.names)
+        yield "names", ", ".join(f"{listed.ref.stage}@{name}" for name in listed.names)
     if manifest.accepted:
         sources = ", ".join(ref.name for ref in accepted_from(manifest))
-        yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
+        yield "accepted", f"from {sources}: {manifest.accepted['why']}"
     if listed.revoked is not None:
         revocation = listed.revoked.revocation
-        yield "", "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
+        yield "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
 
 
-def _files(files: Sequence[File]) -> list[str]:
-    rows = [("", file.path, f"{file.size:,}", short(file.sha256)) for file in files]
-    return aligned(rows, right=(2,))
+def _files(files: Sequence[File]) -> Table:
+    rows = [(file.path, f"{file.size:,}", short(file.sha256)) for file in files]
+    columns = (Column("file"), Column("bytes", right=True), Column("sha256"))
+    return Table(columns=columns, rows=rows, head=False, indent="  ")

@@ -8,7 +8,8 @@ from typing import Annotated, Any, cast
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import aligned, print_result, print_warning
+from flows.cli.output import print_result, print_warning
+from flows.render.table import Table, texts
 
 _MAX_CELL = 64  # characters of a value in a table
 
@@ -54,12 +55,11 @@ def sql(
         return 0
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
-    lines = aligned([head, *(tuple(map(_cell, row)) for row in shown)])
-    if len(shown) < len(rows):
-        lines += ["", f"{len(rows) - len(shown)} more rows; --limit 0 shows all"]
+    table = Table(columns=texts(*head), rows=[[*map(_cell, row)] for row in shown])
+    more = ["", f"{len(rows) - len(shown)} more rows; --limit 0 shows all"]
     print_result(
         lambda: [dict(zip(head, map(_plain, row), strict=True)) for row in shown],
-        lines if rows else [*lines, "no rows"],
+        [table if rows else "no rows", *(more if len(shown) < len(rows) else [])],
         as_json=as_json,
     )
     return 0

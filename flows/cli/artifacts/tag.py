@@ -12,13 +12,14 @@ from flows.artifacts.names import check_kind, kind_of, open_run
 from flows.artifacts.pins import reserve
 from flows.artifacts.runs import Run, check_name, find_run, find_tag, known_names, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import age, aligned, print_note, print_result
+from flows.cli.output import age, print_note, print_result
+from flows.render.table import Table, texts
 from flows.stages import STAGES
 from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
-_HEAD = ("tag", "run", "status", "stages", "started", "")
+_COLUMNS = texts("tag", "run", "status", "stages", "started", "")
 
 
 def tag(
@@ -115,7 +116,7 @@ def _delete(store: Store, name: str) -> tuple[Any, list[str]]:
     return {"tag": name, "run": None, "before": old}, [line]
 
 
-def _list(store: Store, name: str | None) -> tuple[Any, list[str]]:
+def _list(store: Store, name: str | None) -> tuple[Any, Sequence[str | Table]]:
     tags = list_tags(store)
     if name is not None:
         check_name(name)
@@ -123,7 +124,8 @@ def _list(store: Store, name: str | None) -> tuple[Any, list[str]]:
         if not chosen:
             raise _unknown(store, name, tags)
         tags = chosen
-    lines = aligned([_HEAD, *map(_row, tags)]) if tags else ["no tags yet: nanochat tag main RUN"]
+    table = Table(columns=_COLUMNS, rows=[*map(_row, tags)])
+    lines = [table if tags else "no tags yet: nanochat tag main RUN"]
     return [_to_tree(tagged) for tagged in tags], lines
 
 

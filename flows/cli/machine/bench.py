@@ -18,7 +18,8 @@ from flows.cli.options import (
     at_least,
     device_of,
 )
-from flows.cli.output import aligned, print_lines, print_note
+from flows.cli.output import print_lines, print_note
+from flows.render.table import Table, numbers
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # torch is slow to import, and every command imports this mod
     from nanochat_core.engine.speed import Speed
     from nanochat_core.model.gpt import GPT
 
-_HEAD = ("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth")
+_COLUMNS = numbers("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth")
 
 
 def bench(
@@ -214,5 +215,5 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
         )
         for speed in speeds
     ]
-    print_lines(aligned([_HEAD, *rows], right=range(len(_HEAD))))
-    print_lines([f"reading gets {size(round(bandwidth))}/s out of this machine's memory"])
+    reads = f"reading gets {size(round(bandwidth))}/s out of this machine's memory"
+    print_lines([Table(columns=_COLUMNS, rows=rows), reads])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, print_states
+from flows.cli.output import print_json, print_line, print_lines
 from infra.placement import count_gpus
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def doctor(
             values |= measured
             if not as_json:
                 # As it comes: importing torch and reaching a store take seconds.
-                print_states([f"{check.state:<5}{check.name:<11}{check.found}"])
+                print_line(f"{check.state:<5}{check.name:<11}{check.found}", check.state)
                 print_lines([f"{'':<16}hint: {check.remedy}"] if check.remedy else [])
         spec = measured_spec(values)
     if as_json:

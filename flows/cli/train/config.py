@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from flows.cli.options import AsJson, DepthFlag, PlacementOptions, SetFlag, parameter_of
-from flows.cli.output import aligned, print_json, print_result
+from flows.cli.output import print_json, print_result
 from flows.cli.requests import read_request
 from flows.profile_file import resolved_settings, to_toml
 from flows.profiles import PROFILES, open_profile
+from flows.render.table import Table, numbers, texts
 from flows.render.text import count, size
 from flows.run_request import PROFILE
 from infra.placement import count_gpus, gpu_name
@@ -40,8 +41,8 @@ def config(
             (each["profile"], *(count(each[name]) for name in _SIZES), _fits(each), each["about"])
             for each in found
         ]
-        head = ("profile", *_SIZES, "this machine", "what it is")
-        print_result(lambda: found, aligned([head, *rows], right=(1, 2, 3)), as_json=as_json)
+        columns = (*texts("profile"), *numbers(*_SIZES), *texts("this machine", "what it is"))
+        print_result(lambda: found, [Table(columns=columns, rows=rows)], as_json=as_json)
         return 0
     request = read_request(profile, PlacementOptions(), depth=depth, overrides=overrides)
     if as_json:

@@ -7,13 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
-from flows.cli.output import (
-    print_json,
-    print_lines,
-    print_states,
-    print_unread,
-    table_width,
-)
+from flows.cli.output import print_json, print_lines, print_unread
 from flows.cli.requests import plan_request, read_request
 from flows.cli.train.plan_stage import print_stage
 from flows.plan.render import render, to_json
@@ -56,5 +50,5 @@ def plan(
         return code
     if name != profile or found.settings:
         print_lines([f"run {name}", *(f"  {setting}" for setting in found.settings), ""])
-    print_states(render(planned, name=profile, width=table_width()))
+    print_lines(render(planned, name=profile))
     return code

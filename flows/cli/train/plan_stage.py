@@ -5,13 +5,14 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.artifacts.revocations import accepted_from
-from flows.cli.output import age, aligned, print_json, print_lines
+from flows.cli.output import age, print_json, print_lines
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.planned import Planned
 from flows.plan.render import stage_tree
 from flows.render.events import interval, is_end
+from flows.render.table import Table, facts
 from flows.render.text import duration, listed, money, number
 from infra.storage.base import Store
 
@@ -70,10 +71,10 @@ def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
     }
 
 
-def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterator[str]:
+def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterator[str | Table]:
     yield f"{item.stage.name}: makes {item.stage.makes}"
     unlike = [("unlike profile", setting) for setting in settings]
-    yield from aligned([("", *fact) for fact in (*_facts(item), *unlike)])
+    yield facts([*_facts(item), *unlike], indent="  ")
     if item.changes:
         yield ""
         yield "changed since the nearest artifact:"
@@ -82,7 +83,7 @@ def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterat
     if item.manifest:
         yield ""
         yield f"artifact {item.manifest.name}:"
-        yield from aligned([("", *fact) for fact in _facts_of(item, item.manifest, others)])
+        yield facts(_facts_of(item, item.manifest, others), indent="  ")
 
 
 def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ import functools
 import itertools
 import shlex
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +20,14 @@ from flows.cli.options import (
     check_gpus,
     check_workers,
 )
-from flows.cli.output import login_line, print_error, print_states, screen
+from flows.cli.output import login_line, print_error, print_lines, screen
 from flows.cli.requests import absolute_text, plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
+from flows.render.table import Column, Table, texts
 from flows.render.text import duration
 from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
@@ -90,7 +91,7 @@ def run(
     # record, so that names such as sft@tiny find them.
     elif request.pool is None and is_recorded(store, name, plan):
         made = {item.stage.name: item.manifest for item in plan.stages if item.manifest}
-        print_states([render(plan)[-1], "", *ending(made, store, options.cache, name, place)])
+        print_lines([render(plan)[-1], "", ending(made, store, options.cache, name, place)])
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import ready
@@ -119,7 +120,7 @@ def run(
         cached, took = sum(s.cached for s in stages.values()), duration(time.monotonic() - began)
         display.say(f"run {name}: {len(stages) - cached} stages built, {cached} cached, in {took}")
     made = {stage: built.manifest for stage, built in stages.items()}
-    print_states(["", *ending(made, store, options.cache, name, place)])
+    print_lines(["", ending(made, store, options.cache, name, place)])
     return 0
 
 
@@ -168,8 +169,8 @@ def resumable(
 
 def ending(
     made: Mapping[str, Manifest], store: Store, cache: "Cache", name: str, place: Sequence[str]
-) -> Iterator[str]:
-    """Yield the lines at the end of a run: what its models score, its report card, what is next.
+) -> Table:
+    """Return the facts at the end of a run: what its models score, its report card, what is next.
 
     `made` are its artifacts, by stage. Raises ArtifactError, StoreError.
     """
@@ -195,8 +196,12 @@ def ending(
     model = name if chats & {*made} or report else f"{PRETRAIN.name}@{name}"
     if model == name or PRETRAIN.name in made:
         lines.append(f"next: {shlex.join(['nanochat', 'chat', model, *place])}")
-    for label, _, text in (line.partition(": ") for line in lines):
-        yield f"{label:<13}  {text}"
+    found = (line.partition(": ") for line in lines)
+    return Table(
+        columns=(Column("name", tone=lambda name: name), *texts("value")),
+        rows=[(label, text) for label, _, text in found],
+        head=False,
+    )
 
 
 def first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """`nanochat status`: list the latest runs, or show the progress and the logs of one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from flows.artifacts.names import check_stage, open_artifact, open_newest_run
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs, start_hint
 from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
-from flows.cli.output import age, aligned, print_result, print_unread
+from flows.cli.output import age, print_result, print_unread
 from flows.cli.requests import command_of_run
 from flows.cli.train.logs import print_end, print_logs, wait_for_record
 from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
@@ -21,13 +21,13 @@ from flows.leases import file_lock
 from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.plan import STATES, Plan, StagePlan
 from flows.profiles import PROFILES
+from flows.render.table import Cell, Table, facts, texts
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
 
 _SHOWN = 10
-_WIDTH = max(len(stage.name) for stage in STAGES)
 
 
 def status(
@@ -86,7 +86,8 @@ def status(
             (r.run, r.status, f"{len(r.stages)}/{len(STAGES)} stages", f"started {age(r.started)}")
             for r in runs
         ]
-        lines = aligned(rows) or [start_hint(store)]
+        table = Table(columns=texts("run", "status", "stages", "started"), rows=rows, head=False)
+        lines = [table if rows else start_hint(store)]
     elif (recorded := _find(store, run, place.home_path, wait=follow)) is not None:
         runs = [settle(store, place.home_path, recorded)]
         if is_log:
@@ -119,7 +120,7 @@ def _find(store: Store, run: str, home: Path, *, wait: bool) -> Run | None:
     return wait_for_record(store, run, home) if wait else None
 
 
-def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
+def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str | Table]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
@@ -128,10 +129,11 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     model = evaluated_model(run)
     command = command_of_run(run, where, use=tuple(_names(store, run)))
     yield f"run {run.run}: {run.status}"
-    yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
-    yield f"  started  {age(run.started)}" + (f", ended {age(run.ended)}" if run.ended else "")
+    ended = f", ended {age(run.ended)}" if run.ended else ""
+    known = ("command", command) if is_known else ("profile", run.profile)
+    yield facts([known, ("started", f"{age(run.started)}{ended}")], indent="  ")
     if not is_known or model is not None:
-        yield from _all_done(run)
+        yield from ("", _all_done(run))
         return
     try:
         pinned = pinned_of(store, run)
@@ -141,26 +143,24 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
         planned = plan_again(run, store, place.work, pinned)
     except (ArtifactError, ConfigError) as error:
         # The plan fails, for example because an artifact was deleted; the record is still known.
-        yield from _all_done(run)
-        yield ""
+        yield from ("", _all_done(run), "")
         yield f"what is left is unknown: {error}"
         return
     yield from _progress(store, run, planned, place.home_path, command)
 
 
-def _all_done(run: Run) -> Iterator[str]:
-    yield ""
-    yield from (_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
+def _all_done(run: Run) -> Table:
+    found = (run.find_ref(stage.name) for stage in STAGES)
+    return _table(_done(ref) for ref in found if ref)
 
 
-def _progress(store: Store, run: Run, planned: Plan, home: Path, command: str) -> Iterator[str]:
+def _progress(
+    store: Store, run: Run, planned: Plan, home: Path, command: str
+) -> Iterator[str | Table]:
     """Yield each stage, done or left, and the builders of those that are left."""
-    work = home / "work"
-    yield ""
     # The record wins: what this run has built counts as done although the code changed since.
-    for item in planned.stages:
-        ref = run.find_ref(item.stage.name)
-        yield _done(ref) if ref else _left(item, work)
+    refs = ((item, run.find_ref(item.stage.name)) for item in planned.stages)
+    yield from ("", _table(_done(ref) if ref else _left(item, home / "work") for item, ref in refs))
     if run.status != "finished":
         yield ""
         left = f"nothing of it is being built; resume with: {command}"
@@ -182,13 +182,17 @@ def _names(store: Store, run: Run) -> list[str]:
     return [now or name for name, now in names.items()]
 
 
-def _done(ref: ArtifactRef) -> str:
-    return f"= {ref.stage:<{_WIDTH}}  {'done':<11}  {short(ref.fingerprint)}"
+def _table(rows: Iterable[tuple[str | Cell, ...]]) -> Table:
+    return Table(columns=texts("stage", "state", "how far"), rows=list(rows), head=False)
 
 
-def _left(item: StagePlan, work: Path) -> str:
-    line = f"{item.state} {item.stage.name:<{_WIDTH}}  {STATES[item.state]:<11}"
-    return f"{line}  {_latest_step(item, work) or item.reason}".rstrip()
+def _done(ref: ArtifactRef) -> tuple[str | Cell, ...]:
+    return Cell(f"= {ref.stage}", tone="="), Cell("done", tone="="), short(ref.fingerprint)
+
+
+def _left(item: StagePlan, work: Path) -> tuple[str | Cell, ...]:
+    stage, state = Cell(f"{item.state} {item.stage.name}", tone=item.state), STATES[item.state]
+    return stage, Cell(state, tone=item.state), _latest_step(item, work) or item.reason
 
 
 def _latest_step(item: StagePlan, work: Path) -> str | None:

@@ -20,6 +20,7 @@ from flows.cli.options import (
 from flows.cli.output import print_json, print_lines, print_warning, table_width
 from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
+from flows.render.table import as_lines
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import BASE_EVAL
@@ -90,7 +91,7 @@ def sweep(
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
         else:
-            print_lines(lines_of(planned, width=table_width()))
+            print_lines(lines_of(planned))
         return 0
     if not planned.plan.up_to_date:  # what is built already needs no disk
         check_room(home, store)
@@ -98,7 +99,7 @@ def sweep(
         check_pool_exists(home, request.pool)
     began = time.monotonic()
     with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
-        for line in [*lines_of(planned, width=table_width()), ""]:
+        for line in as_lines([*lines_of(planned), ""], width=table_width()):
             display.say(line)
         # `ready` points Prefect at its server before the flow is imported.
         with ready(home, display, planned):
@@ -111,8 +112,7 @@ def sweep(
         return 0
     built, cached = made.spent.built.stages, made.spent.cached.stages
     took = duration(time.monotonic() - began)
-    print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
-    print_lines(made.report.table.lines(width=table_width()))
+    print_lines(["", f"{built} stages built, {cached} cached, in {took}", "", made.report.table])
     print_lines(["", *made.report.sentences, "", *made.spent.lines, f"page     {made.page}"])
     if made.report.pictures:
         print_lines([f"picture  {made.page.with_suffix('.svg')}"])

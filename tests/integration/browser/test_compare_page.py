@@ -9,8 +9,9 @@ import pytest
 from playwright.sync_api import Page
 
 from flows.compare.page import page_of
-from flows.compare.score_table import Cell, Compared, Row
+from flows.compare.score_table import Compared
 from flows.render.charts import Chart
+from flows.render.table import Cell
 from flows.stages import PRETRAIN
 from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 
@@ -33,8 +34,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for quantity in PRETRAIN.curves
     ]
-    cell = Cell(value="25.0 % (20 to 30)", delta="+1.0 (-2.0 to +4.0) better", verdict="better")
-    row = Row(stage="SFT", metric="arithmetic", cells=[cell for _ in NAMES])
+    delta = Cell("+1.0 (-2.0 to +4.0) better", tone="better")
+    value = Cell("25.0 % (20 to 30)")
+    row = [Cell("SFT"), Cell("arithmetic"), value, *[value, delta] * len(NAMES[1:])]
     changes = {
         name: ["seed 0 -> 1", "model.windows [128, 256] -> [64, 64, 64]"] for name in NAMES[1:]
     }

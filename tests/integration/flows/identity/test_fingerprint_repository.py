@@ -69,7 +69,6 @@ ROUNDS = 10  # of edits; each file is edited in half of them, no two files in th
 
 # Files next to the code that decide no artifact, or do so by values that are hashed elsewhere.
 UNHASHED = {
-    "flows/compare/page.html.jinja": "the pages of `nanochat compare` and of a sweep",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
     "tasks/generated/persona.toml": "files that `nanochat identity` writes, which count themselves",

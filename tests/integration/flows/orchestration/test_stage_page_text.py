@@ -2,7 +2,7 @@
 
 from flows.orchestration.stage_page import metric_rows
 from flows.render.events import Loop
-from flows.render.table import markdown_table
+from flows.render.table import Table, texts
 from flows.render.text import fenced
 
 
@@ -47,5 +47,5 @@ def test_a_block_is_longer_than_any_fence_inside():
 
 
 def test_cells_cannot_break_a_table():
-    text = markdown_table(["a", "b"], [["x|y", "one\ntwo"]])
+    text = Table(columns=texts("a", "b"), rows=[["x|y", "one\ntwo"]]).markdown()
     assert text == "| a | b |\n| --- | --- |\n| x\\|y | one two |"

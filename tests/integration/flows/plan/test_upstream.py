@@ -141,16 +141,6 @@ def test_never_resolved_and_offline_a_plan_says_so_and_a_run_is_refused(hub, hom
     assert "\n" not in str(error.value)
 
 
-def test_what_the_hubs_client_has_cached_serves_a_home_that_never_asked(hub, home, monkeypatch):
-    unplug(hub, monkeypatch)
-    for repository in (TEXT, TALKS):
-        folder = Path(constants.HF_HUB_CACHE, f"datasets--{repository.replace('/', '--')}", "refs")
-        folder.mkdir(parents=True)
-        (folder / "main").write_text("c" * 40)
-    assert home.pin(d12()).shards.revision == "c" * 40
-    assert len(home.said) == 2
-
-
 def test_a_branch_that_does_not_exist_is_an_error_also_in_a_plan(hub, home):
     run = open_profile("d12", overrides=["shards.revision=gone", "task_data.core_bundle=null"]).run
     with pytest.raises(DataError, match=f"{TEXT} has no such revision"):

@@ -12,15 +12,15 @@ def test_the_reports_fingerprint_sees_all_the_code_that_runs(tmp_path):
     make_inputs(tmp_path)
     script = f"""
 from pathlib import Path
-from flows.report import card as report_card, page, inputs as report_inputs
+from flows.report import card as report_card, inputs as report_inputs
 from flows.identity.fingerprint import REPOSITORY, Code, Identity
 from flows.stages import REPORT
 from nanochat_core.runtime.code_record import read_record, record_code
 record_code(Path({str(tmp_path)!r}, "code"))
 inputs = {{s.name: Path({str(tmp_path)!r}, s.name, "files") for s in REPORT.inputs}}
-card = report_card.make_card(report_inputs.open_artifacts(inputs))
-assert card.experiment == "nanochat run tiny"
-page.html(card), page.markdown(card)
+card, _ = report_card.make_card(report_inputs.open_artifacts(inputs))
+assert card.lead[-1] == "Made by `nanochat run tiny`"
+card.html, card.markdown
 loaded = [n for n, text in read_record(Path({str(tmp_path)!r}, "code")) if text.strip()]
 from flows.building.code_check import leaked_modules
 code = dict(Code(REPOSITORY).closure(REPORT.entry))

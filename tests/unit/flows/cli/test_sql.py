@@ -111,7 +111,7 @@ def test_a_table_is_printed_for_people(measured, terminal):
         "",
         "1 more rows; --limit 0 shows all",
     ]
-    assert terminal.said("sql", "select run from runs where false") == ["run", "no rows"]
+    assert terminal.said("sql", "select run from runs where false") == ["no rows"]
 
 
 def test_without_a_query_the_views_and_their_columns_are_listed(measured, terminal):

@@ -7,6 +7,7 @@ import pytest
 
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
+from flows.stages import SFT
 from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -46,10 +47,11 @@ def test_no_line_is_wider_than_the_terminal(words, terminal, monkeypatch):
 def test_only_what_will_run_is_in_colour(capsys, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    from flows.cli.output import print_states
-    from flows.plan.plan import STATES
+    from flows.cli.output import print_lines
+    from flows.plan.plan import STATES, StagePlan
+    from flows.plan.render import table
 
-    print_states([f"{sign} sft  {meaning}" for sign, meaning in STATES.items()] + ["    continued"])
+    print_lines([table((StagePlan(stage=SFT, state=sign), "sft") for sign in STATES)])
     shown = capsys.readouterr().out.splitlines()
     coloured = {line.split("m", 1)[1][0] for line in shown if re.match(r"\x1b\[3\dm", line)}
     assert coloured == {"+", "~", ">", "!", "x"}

@@ -6,6 +6,7 @@ import pytest
 
 from flows.plan.plan import Plan
 from flows.plan.render import render
+from flows.render.table import as_lines
 from tests.support.transcripts import Transcript
 
 
@@ -14,7 +15,7 @@ def shows(transcript: Transcript) -> Callable[..., Plan]:
     """Compare the lines of a plan, or of some of its stages, with the transcript; return it."""
 
     def compare(plan: Plan, *stages: str) -> Plan:
-        lines = render(plan)
+        lines = list(as_lines(render(plan)))
         if stages:
             lines = [line for line in lines if line.split()[1:2] and line.split()[1] in stages]
         transcript.check(f"plan {' '.join(stages)}".rstrip(), "\n".join(lines))

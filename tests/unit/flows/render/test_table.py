@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.render.table import columns
+from flows.render.table import Cell, Column, Table, texts
 from flows.render.text import ago
 
 ROWS = [
@@ -19,8 +19,11 @@ ROWS = [
 ]
 
 
+COLUMNS = [Column(name, right=name == "size") for name in ROWS[0]]
+
+
 def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned():
-    lines = columns(ROWS, right=(3,))
+    lines = Table(columns=COLUMNS, rows=ROWS[1:]).lines()
     assert len(lines) == len(ROWS)
     assert {line.index(row[2]) for line, row in zip(lines, ROWS, strict=True)} == {32}
     assert {line.index(row[3]) + len(row[3]) for line, row in zip(lines, ROWS, strict=True)} == {72}
@@ -29,7 +32,7 @@ def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned():
 @pytest.mark.parametrize("width", [1, 20, 34, 40, 60, 72, 80, 100, 1000])
 @pytest.mark.parametrize("indent", ["", "  "])
 def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width, indent):
-    lines = columns(ROWS, right=(3,), indent=indent, width=width)
+    lines = Table(columns=COLUMNS, rows=ROWS[1:], indent=indent).lines(width=width)
     assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
     longest = max(len(indent) + 4 + len(word) for line in lines for word in line.split())
     # The first column is never broken, nor is a word.
@@ -44,7 +47,8 @@ def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can():
         ("~ b", "5 s (at the pace of b/1a2b)", "x 1 -> 2"),
         ("? c", "1 s", "y"),
     ]
-    assert columns(rows, width=30) == [
+    table = Table(columns=texts(*"abc"), rows=rows, head=False)
+    assert table.lines(width=30) == [
         "= a",
         "~ b",
         "    5 s (at the pace of",
@@ -54,7 +58,20 @@ def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can():
 
 
 def test_no_rows_are_no_lines():
-    assert columns([]) == columns([], width=60) == []
+    assert Table(columns=COLUMNS, rows=[]).lines() == []
+
+
+def test_a_column_has_a_rule_for_colours_and_a_cell_may_have_its_own():
+    column = Column("state", tone=lambda text: text[0])
+    table = Table(columns=[Column("n", right=True), column], rows=[("1", "ab"), ("20", "c")])
+    painted = table.lines(paint=lambda text, tone: f"<{tone}>{text}" if tone else text)
+    assert painted == [" n  state", " 1  <a>ab", "20  <c>c"]
+    own = Table(columns=texts("a"), rows=[[Cell("x", ("low", "high"), tone="worse")]])
+    assert own.lines(paint=lambda text, tone: f"{tone}: {text}")[1] == "worse: x (low); high"
+
+
+def test_control_characters_of_others_stay_text():
+    assert Table(columns=texts("a"), rows=[["\x1b[2J\nb"]]).lines()[1] == "\\x1b[2J b"
 
 
 @pytest.mark.parametrize(

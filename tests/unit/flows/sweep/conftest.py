@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.render.table import columns
 from flows.sweep.files import SweepReport
 from tests.support.transcripts import Transcript
 
@@ -14,7 +13,7 @@ def shows(transcript: Transcript) -> Callable[[SweepReport], SweepReport]:
     """Compare the table and the sentences of a report with the transcript; return the report."""
 
     def compare(found: SweepReport) -> SweepReport:
-        lines = [*columns([found.table.head, *found.table.rows]), "", *found.sentences]
+        lines = [*found.table.lines(), "", *found.sentences]
         transcript.check("report", "\n".join(lines))
         return found
 
