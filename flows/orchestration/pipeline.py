@@ -163,5 +163,5 @@ def _show_report(
         files = store_wait(lambda: fetch(context.store, built.manifest, cache)) / "files"
         text = files / "report.md"
         if text.exists():
-            pages.show_report(text.read_text(encoding="utf-8"), built.uri)
+            pages.show_report(text.read_text(encoding="utf-8"))
         get_run_logger().info(f"report card: {files / 'report.html'}")

@@ -1,19 +1,23 @@
-"""The artifacts on Prefect's page of a whole run: plan, addresses, report card.
+"""The artifacts on Prefect's page of a whole run: plan, artifacts, scores, report card.
 
-A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
+Each has a sentence that says what it is. A `BackgroundWriter` writes everything in the background;
+a failure to write is logged only.
 """
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from flows.artifacts.runs import Run
 from flows.building.build import Built
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import Plan
 from flows.plan.render import table, totals
+from flows.render.events import is_end
+from flows.render.score import Score
 from flows.render.table import Table, texts
 from flows.render.text import size
-from flows.stages import CHAT_MODELS
+from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
 from infra.storage.base import Store
 
 MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
@@ -30,24 +34,55 @@ class RunPages:
 
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
-        text = f"{totals(plan)['summary']}. Store: {plan.store}"
+        text = f"What the run does with each stage, and why: {totals(plan)['summary']}."
         rows = table((item, item.stage.name) for item in plan.stages).tree()
         self._writer.show("plan", "table", rows, about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
-        """Show the results so far: addresses, and commands for them."""
+        """Show the results so far: addresses and commands for them, and scores if there are any."""
         text = artifacts_text(self._run, built, self._store.url)
-        self._writer.show("artifacts", "markdown", text, about=self._store.url)
+        about = "What the run has made, and the commands that fetch it and talk to the model."
+        self._writer.show("artifacts", "markdown", text, about=about)
+        if rows := score_table(built).tree():
+            about = "What each model scores, with 95 % intervals."
+            self._writer.show("scores", "table", rows, about=about)
 
-    def show_report(self, text: str, uri: str) -> None:
-        """Show the report card, unless it is too long; `uri` is that of its artifact."""
+    def show_report(self, text: str) -> None:
+        """Show the report card, unless it is too long."""
         # A longer card is still in the store, and `nanochat report` shows it.
         if len(text.encode()) <= MOST_TEXT:
-            self._writer.show("report-card", "markdown", text, about=uri)
+            about = "What was trained, how well it does, and how to make it again."
+            self._writer.show("report-card", "markdown", text, about=about)
 
     def close(self) -> None:
         """Wait until everything is written or has failed."""
         self._writer.close()
+
+
+def score_table(built: Mapping[str, Built]) -> Table:
+    """Return a row for each score with a column for each model that was evaluated."""
+    evaluators = {m.label: EVALUATORS[m.name].name for m in MODELS}
+    scores = {
+        label: _scores(built[name].manifest.provenance.metrics)
+        for label, name in evaluators.items()
+        if name in built
+    }
+    names = dict.fromkeys(name for of_model in scores.values() for name in of_model)
+    return Table(
+        columns=texts("score", *scores),
+        rows=[[name, *(of.get(name, "") for of in scores.values())] for name in names],
+    )
+
+
+def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the scores among the metrics of an evaluation, with their intervals."""
+    return {
+        name: Score(
+            value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high")
+        ).text()
+        for name, value in metrics.items()
+        if isinstance(value, float) and not is_end(metrics, name)
+    }
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

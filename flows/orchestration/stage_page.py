@@ -18,6 +18,11 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+)
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
@@ -99,9 +104,22 @@ class BackgroundWriter:
         """Do `work`, which may call `write`, once everything sent before is done or has failed."""
         self._sending = self._thread.submit(self._context.run, self._try, work)
 
-    def show(self, what: str, kind: str, data: Any, *, about: str) -> None:
+    def show(self, what: str, kind: str, data: Any, *, about: str, of_stage: bool = False) -> None:
         """Send a `write`, by itself: a failure loses nothing of what was sent before or after."""
-        self.send(lambda: self.write(what, kind, data, description=about))
+        self.send(lambda: self.write(what, kind, data, description=about, of_stage=of_stage))
+
+    def remove(self, what: str) -> None:
+        """Delete this run's artifacts of that key, also those of its earlier executions."""
+        of_flow_run = ArtifactFilterFlowRunId(any_=[self.flow_run_id] if self.flow_run_id else [])
+        key = ArtifactFilterKey(any_=[self._key_of(what)])
+
+        def delete() -> None:
+            chosen = ArtifactFilter(key=key, flow_run_id=of_flow_run)
+            for artifact in self.client.read_artifacts(artifact_filter=chosen):
+                self.client.delete_artifact(artifact.id)
+            self._written.pop(what, None)
+
+        self.send(delete)
 
     def tag_flow_run(self, *runs: str) -> None:
         """Tag the flow run with the ids of these runs, as their remote stages are."""
@@ -115,10 +133,13 @@ class BackgroundWriter:
 
         self.send(tag)
 
-    def write(self, what: str, kind: str, data: Any, *, description: str = "") -> None:
+    def write(
+        self, what: str, kind: str, data: Any, *, description: str = "", of_stage: bool = False
+    ) -> None:
         """Create this run's artifact of that key, or update it. Only from within `send`.
 
-        `kind`: markdown, table, progress or image.
+        `kind`: markdown, table, progress or image. `of_stage`: in a task run, only the page of the
+        task run shows it, not that of the whole run.
         """
         if kind == "table":
             data = json.dumps(data)  # the pages read a table's rows from text
@@ -134,15 +155,18 @@ class BackgroundWriter:
             return
         made = self.client.create_artifact(
             ArtifactCreate(
-                key=f"{self._prefix}-{key_of(what)}",
+                key=self._key_of(what),
                 type=kind,
                 data=data,
                 description=description,
                 task_run_id=self._task_run,
-                flow_run_id=self.flow_run_id,
+                flow_run_id=None if of_stage and self._task_run else self.flow_run_id,
             )
         )
         self._written[what] = made.id
+
+    def _key_of(self, what: str) -> str:
+        return f"{self._prefix}-{key_of(what)}"
 
     @property
     def client(self) -> SyncPrefectClient:
@@ -248,16 +272,16 @@ class StagePage:
             if is_line:
                 self._show_curve()
 
-    def _show_progress(self, loop: Loop, text: str, *, is_done: bool = False) -> None:
-        description, percent = f"{self._stage}: {text}", 100.0 if is_done else loop.percent
-        self._writer.show("progress", "progress", percent, about=description)
+    def _show_progress(self, loop: Loop, text: str) -> None:
+        # On the page of the whole run too, until the stage has finished.
+        self._writer.show("progress", "progress", loop.percent, about=f"{self._stage}: {text}")
 
     def _finish(self, event: Mapping[str, Any]) -> None:
-        if loop := self._loop:
-            loop.step = loop.total  # the last steps may have sent no event
-            self._show_progress(loop, f"{self._resumed}finished at {loop}", is_done=True)
+        if self._loop is not None:
+            self._writer.remove("progress")
         if rows := metric_rows(event["metrics"]):
-            self._writer.show("metrics", "table", rows, about=event["uri"])
+            about = f"What {self._stage} measured at its end."
+            self._writer.show("metrics", "table", rows, about=about, of_stage=True)
         self._show_curve()
 
     def _fail(self, event: Mapping[str, Any]) -> None:
@@ -268,11 +292,11 @@ class StagePage:
     def _show_curve(self) -> None:
         shown = self._curves.shown()
         titles = ", ".join(quantity.title for quantity, _ in shown)
+        about = f"{titles}, step by step."
 
         def draw() -> None:
-            self._writer.write(
-                "curve", "image", picture_url(shown), description=f"{self._stage}: {titles}"
-            )
+            picture = picture_url(shown)
+            self._writer.write("curve", "image", picture, description=about, of_stage=True)
 
         if shown:
             self._writer.send(draw)

@@ -229,21 +229,19 @@ def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
     with diary.check("artifacts of the run") as entry:
         found = [a for a in stack.api.artifacts(run) if a["key"]]
         keys = {a["key"].removeprefix(f"{NAME}-"): a for a in found}
-        for key in ("plan", "report-card", "artifacts"):
-            assert key in keys, sorted(keys)
+        assert {"plan", "artifacts", "scores", "report-card"} <= set(keys), sorted(keys)
         assert keys["report-card"]["type"] == "markdown"
         assert "val_bpb" in keys["report-card"]["data"]
         entry.found = f"{len(keys)}: {', '.join(sorted(keys))}"
-    with diary.check("progress bars of the stages that were ordered") as entry:
-        # On the orders' pages. The page of the run hears of it every ten seconds, by the store: on
-        # a quick machine every stage here is over before it has heard twice.
+    with diary.check("curves of the stages that were ordered") as entry:
+        # On the orders' pages: bars are removed when a stage is done.
         tag = f"run:{stack.api.run(run)['name']}"
         orders = stack.api.runs(flow_runs={"tags": {"all_": [tag]}})
         found = [a for order in orders for a in stack.api.artifacts(order["id"])]
-        bars = {a["key"]: a["data"] for a in found if a["type"] == "progress"}
+        curves = {a["key"]: a["data"] for a in found if a["type"] == "image"}
         for stage in ("pretrain", FAILING):
-            assert bars.get(f"{NAME}-{stage}-progress") is not None, (tag, sorted(bars))
-        entry.found = f"{len(bars)} on {len(orders)} pages: {', '.join(sorted(bars))}"
+            assert curves.get(f"{NAME}-{stage}-curve") is not None, (tag, sorted(curves))
+        entry.found = f"{len(curves)} on {len(orders)} pages: {', '.join(sorted(curves))}"
 
 
 def run_cached(stack: Stack, diary: Diary) -> None:

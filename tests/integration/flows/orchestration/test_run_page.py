@@ -6,7 +6,7 @@ import pytest
 
 from flows.building.build import Built
 from flows.identity.manifest import Manifest
-from flows.orchestration.run_page import artifacts_text
+from flows.orchestration.run_page import artifacts_text, score_table
 from flows.plan.plan import STATES
 from flows.plan.render import table
 from flows.stages import STAGES
@@ -65,6 +65,18 @@ def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(ma
     assert f"$ nanochat chat {made['rl'].manifest.name} --store s3://bucket" in text
     assert f"$ nanochat fetch {[*made.values()][-1].manifest.name} --store s3://bucket" in text
     assert f"$ nanochat status {RUN.run} --store s3://bucket" in text
+
+
+def test_scores_are_a_row_each_with_a_column_for_each_model(made):
+    measured = {"chatcore": 0.25, "chatcore_low": 0.2, "chatcore_high": 0.3, "questions": 7}
+    manifest = made["chat_eval_rl"].manifest
+    provenance = replace(manifest.provenance, metrics=measured)
+    rl = replace(made["chat_eval_rl"], manifest=replace(manifest, provenance=provenance))
+    assert score_table({**made, "chat_eval_rl": rl}).tree()[-1] | {"score": "chatcore"} == {
+        **{"score": "chatcore", "pretraining": "", "midtraining": "", "SFT": ""},
+        "RL": "0.25 (0.2 to 0.3)",
+    }
+    assert score_table({"shards": made["shards"]}).rows == []
 
 
 def test_a_run_that_failed_early_offers_no_model_to_talk_to(made):

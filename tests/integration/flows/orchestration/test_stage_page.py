@@ -73,6 +73,11 @@ class Pages:
         chosen = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
         return {item["key"]: item for item in self._filter("artifacts", chosen)}
 
+    def stage_artifacts(self, task_run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What the tab Artifacts of a task run shows, by key."""
+        chosen = {"artifacts": {"task_run_id": {"any_": [task_run["id"]]}}}
+        return {item["key"]: item for item in self._filter("artifacts", chosen)}
+
     def logs(self, flow_run: str, text: str) -> list[dict[str, Any]]:
         """The lines of a flow run once `text` is among them: they are sent in bundles."""
         chosen = {"logs": {"flow_run_id": {"any_": [self.flow_run(flow_run)["id"]]}}}
@@ -151,14 +156,11 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     assert pages.task_run(name, "data")["state_name"] == "Cached"
     assert pages.flow_run(name)["tags"] == [f"run:{name}"]
 
-    shown = pages.artifacts(name)
-    progress = shown["toy-training-progress"]
-    assert progress["data"] == 100
-    assert progress["description"] == (
-        "training: resumed at step 5/10; finished at step 10/10, loss 0.5, 1,234 tokens/s"
-    )
+    of_run, shown = pages.artifacts(name), pages.stage_artifacts(run)
+    assert set(of_run) == {"toy-artifacts"}  # bars are removed; metrics are on the stages' pages
+    assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     metrics = shown["toy-training-metrics"]
-    assert metrics["description"] == built.uri
+    assert metrics["description"] == "What training measured at its end."
     assert json.loads(metrics["data"]) == [  # text: the pages break on anything else
         {"metric": "score", "value": 0.5, "95 % interval": "0.25 to 0.75"},
         {"metric": "steps", "value": 10, "95 % interval": ""},
@@ -166,7 +168,7 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     curve = shown["toy-training-curve"]
     assert curve["type"] == "image"
     assert curve["data"].startswith("data:image/svg+xml,")
-    page = shown["toy-artifacts"]["data"]
+    page = of_run["toy-artifacts"]["data"]
     assert "| training | resumed at step 5/10 |" in page
     assert "| data | Cached |" in page
     pages.logs(name, "training: resumed at step 5/10")
@@ -195,7 +197,7 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
     run = pages.flow_run(run_id)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
     shown = pages.artifacts(run_id)
-    assert {"toy-training-progress", "toy-training-metrics", "toy-training-curve"} <= set(shown)
+    assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     assert shown["toy-training-curve"]["task_run_id"] is None
     one_toy()
     assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
