@@ -29,6 +29,7 @@ from nanochat_core.model.attention import choose
 from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, Backend, preferred
 from nanochat_core.model.fp8 import E4M3, check_device
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.hardware.device import activation_dtype
 from nanochat_core.runtime.hardware.gpu_specs import find_gpu_spec
 from nanochat_core.scaling import model_for_depth, numerics
 
@@ -191,7 +192,7 @@ def gradients(precision: str, device: torch.device) -> tuple[float, torch.Tensor
     model = make_model(precision, device)
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator).to(device)
-    choose("auto", device, model.dtype)
+    choose("auto", device, activation_dtype(precision, device))
     loss = model.summed_loss(tokens[:, :-1], tokens[:, 1:]) / (ROWS * LENGTH)
     loss.backward()
     parts = [

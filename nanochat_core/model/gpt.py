@@ -8,8 +8,9 @@ embeddings, the per-layer weights and backout are optional: `ModelConfig` enable
 parts have no parameters (see eras.py). `GPT.trunk` is the model; what follows it are its losses.
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
-Weights are fp32, embeddings in the compute dtype; every matrix is cast to the activations' dtype
-where it is used, which costs nothing when both are fp32.
+Weights are fp32, embeddings in the compute dtype, which every matrix is cast to where it is used.
+Activations are in the compute dtype too, but in bf16 training on a CPU: there they are fp32, and
+only the inputs and outputs of matrix products are rounded to bf16.
 """
 
 import math
@@ -40,7 +41,11 @@ from nanochat_core.model.layers import (
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.hardware.compile import compiled_by_shape
-from nanochat_core.runtime.hardware.device import choose_vml_kernels, compute_dtype
+from nanochat_core.runtime.hardware.device import (
+    activation_dtype,
+    choose_vml_kernels,
+    compute_dtype,
+)
 
 IGNORED = -1  # a target without a loss
 ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before it has to grow
@@ -182,6 +187,9 @@ class GPT(LateModule):
             self.smear_lambda = nn.Parameter(torch.empty(1))
         if config.backout:
             self.backout_lambda = nn.Parameter(torch.empty(1))
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.dtype = self.dtype
         self._rotary: Rotary | None = None
         self._compiled: Callable[[Tensor], Tensor] | None = None
         self._block: Callable[..., Tensor] = Block.forward
@@ -255,7 +263,7 @@ class GPT(LateModule):
             # take a lookup and no product.
             value_embed = None
             if str(i) in self.value_embeds:
-                value_embed = self.value_embeds[str(i)](tokens, ordered)
+                value_embed = self.value_embeds[str(i)](tokens, ordered).to(x.dtype)
             at = rows if i == last else None
             x = block(module, x, first, value_embed, rotary, attends[i], at)
             if i == self.config.depth // 2:
@@ -271,7 +279,8 @@ class GPT(LateModule):
         """Return the first block's input (B, T, C)."""
         # Normalised, so that the stream begins at one scale, whatever length AdamW's large steps
         # have given to a token's row of the table.
-        x = rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)
+        dtype = activation_dtype(self.numerics.precision, tokens.device)
+        x = rms_norm(self.transformer.wte(tokens).to(dtype), self.numerics.norm_eps)
         if not self.config.smear:
             return x
         # Smear: x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1). Pairs of tokens, which
@@ -299,8 +308,7 @@ class GPT(LateModule):
         Train with `summed_loss`: the gradient of these computes the logits a second time.
         """
         hidden, classes, target_mask = self._targeted(tokens, targets)
-        head = self._head(hidden.dtype)
-        losses = softcap_losses(hidden, head, classes, softcap=self.numerics.softcap)
+        losses = softcap_losses(hidden, self._head(), classes, softcap=self.numerics.softcap)
         if len(losses) == target_mask.numel():
             return torch.where(target_mask, losses.view(target_mask.shape), 0.0)
         return losses.new_zeros(target_mask.shape).masked_scatter(target_mask, losses)
@@ -315,7 +323,7 @@ class GPT(LateModule):
         scale = scale.flatten() if len(classes) == target_mask.numel() else scale[target_mask]
         # The fp8 copy includes the padding rows, which must not enter the softmax.
         whole = len(self.lm_head.weight) == self.config.vocab_size
-        inputs = hidden, self._head(hidden.dtype), classes, scale
+        inputs = hidden, self._head(), classes, scale
         return softcap_loss(
             *inputs,
             softcap=self.numerics.softcap,
@@ -334,11 +342,11 @@ class GPT(LateModule):
             return hidden[target_mask], targets[target_mask], target_mask
         return hidden.flatten(0, 1), targets.clamp(min=0).flatten(), target_mask
 
-    def _head(self, dtype: torch.dtype) -> Tensor:
-        """Return lm_head's rows without the padding (V, C)."""
+    def _head(self) -> Tensor:
+        """Return lm_head's rows without the padding (V, C), in the compute dtype."""
         weight, size = self.lm_head.weight, self.config.vocab_size
         # Slicing all rows would still copy the gradient in the backward pass.
-        return (weight if len(weight) == size else weight[:size]).to(dtype)
+        return (weight if len(weight) == size else weight[:size]).to(self.dtype)
 
     @torch.no_grad()
     def forward_tree(
@@ -358,8 +366,7 @@ class GPT(LateModule):
     @torch.no_grad()
     def token_losses_at(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy in nats (R,) fp32 of `forward_tree` rows (R, C) at targets (R,)."""
-        head = self._head(hidden.dtype)
-        return softcap_losses(hidden, head, targets, softcap=self.numerics.softcap)
+        return softcap_losses(hidden, self._head(), targets, softcap=self.numerics.softcap)
 
     @torch.no_grad()
     def logits_at(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -367,7 +374,7 @@ class GPT(LateModule):
 
         With `ids` (n,) only of these tokens: (R, n). The cap is monotonic, so their order is right.
         """
-        head = self._head(hidden.dtype) if ids is None else self.lm_head.weight[ids]
+        head = self._head() if ids is None else self.lm_head.weight[ids]
         return F.linear(hidden, head.to(hidden.dtype))
 
     def _hidden(self, tokens: Tensor) -> Tensor:
@@ -378,9 +385,12 @@ class GPT(LateModule):
 
     def _read_rows(self, tokens: Tensor) -> Tensor:
         """Compute `trunk` of rows of text; traceable by torch.compile."""
-        cos, sin = self._rotary_table(tokens.size(1), tokens.device)
-        rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
-        return self.trunk(tokens, rotary, [partial(attend, window=w) for w in self.config.windows])
+        dtype = activation_dtype(self.numerics.precision, tokens.device)
+        table = self._rotary_table(tokens.size(1), tokens.device)
+        cos, sin = (t[None, : tokens.size(1)].to(dtype) for t in table)
+        return self.trunk(
+            tokens, (cos, sin), [partial(attend, window=w) for w in self.config.windows]
+        )
 
     def _rotary_table(self, length: int, device: torch.device) -> Rotary:
         """Return cos and sin (P, 1, D/2) for at least `length` positions; not in the state dict."""

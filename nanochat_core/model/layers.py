@@ -34,7 +34,7 @@ class LateModule(nn.Module):
 
 
 class Linear(Weighted):
-    """A linear map without bias: an fp32 matrix, cast to the dtype of its input.
+    """A linear map without bias: an fp32 matrix, and products in `dtype`.
 
     Training in precision fp8 sets `quantised`; evaluation uses the matrix itself.
     """
@@ -42,16 +42,18 @@ class Linear(Weighted):
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_out, num_in))
+        self.dtype = torch.float32  # a GPT sets its own
         self.quantised: Quantised | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (..., num_in) -> (..., num_out)."""
+        """Map (..., num_in) -> (..., num_out), of the same dtype."""
         quantised = self.in_training()
         if quantised is not None:
             return fp8_linears(x, [self.weight], [quantised])[0]
-        if torch.is_grad_enabled() and kernels.usable(x, self.weight):
+        is_fp32 = self.dtype == torch.float32
+        if is_fp32 and torch.is_grad_enabled() and kernels.usable(x, self.weight):
             return kernels.linear(x, self.weight)
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(x.to(self.dtype), self.weight.to(self.dtype)).to(x.dtype)
 
     def in_training(self) -> Quantised | None:
         """Return `quantised` if a gradient will be needed, else None."""

@@ -57,10 +57,11 @@ def softcap_loss(
     """Return the sum of `scale` times each token's loss in nats: a scalar, fp32.
 
     The logits are softcap * tanh(hidden @ weight.T / softcap): hidden (N, C) and weight (V, C) of
-    one dtype. targets (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With
-    `quantised`, of the same weight, the products are fp8. `bounded`: their scales come from bounds,
-    and no row of hidden has a norm above sqrt(C). With `gradient_sum`, of the same weight, the
-    backward pass adds the weight's gradient to it.
+    one dtype, or on a CPU hidden in fp32 and a weight in bf16, as the products then are. targets
+    (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With `quantised`, of the same
+    weight, the products are fp8. `bounded`: their scales come from bounds, and no row of hidden has
+    a norm above sqrt(C). With `gradient_sum`, of the same weight, the backward pass adds the
+    weight's gradient to it.
     """
     assert softcap <= SOFTCAP_LIMIT
     proxy = None if gradient_sum is None else gradient_sum.proxy
@@ -149,7 +150,10 @@ def _walk(hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None) ->
         return _walk_rows(hidden, head, targets, scale)
     if kernels.usable(hidden, head.weight):
         return kernels.loss(hidden, head.weight, targets, scale, head.softcap)
-    return _walk_chunks(hidden, head, targets, scale)
+    if hidden.dtype != head.weight.dtype and kernels.load() is not None:  # hidden in fp32
+        return kernels.loss_in_bf16(hidden, head.weight, targets, scale, head.softcap)
+    losses, of_hidden, of_weight = _walk_chunks(hidden.to(head.weight.dtype), head, targets, scale)
+    return losses, of_hidden.to(hidden.dtype), of_weight
 
 
 def _whole(gradient: Tensor, rows: Tensor | None = None) -> Tensor:

@@ -175,7 +175,9 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
         ids = order[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
-        logp_RT = -model.token_losses(tokens_RT, targets_RT).cpu()
+        # In bf16 on a CPU a pass without gradients rounds more: ratios would not begin at 1.
+        with torch.set_grad_enabled(model.numerics.precision == "bf16" and device.type == "cpu"):
+            logp_RT = -model.token_losses(tokens_RT, targets_RT).detach().cpu()
         for row, (i, r) in enumerate(zip(ids, batch, strict=True)):
             begin = len(r.prompt) - 1  # where the first token of the answer is predicted
             found[i] = logp_RT[row, begin : begin + len(r.answer)].clone()

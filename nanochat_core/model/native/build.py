@@ -24,6 +24,7 @@ LIBRARY = Library(
             None,
             (_INT, *(_INT64,) * 3, *(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 4),
         ),
+        ("nf_slopes", None, (_INT, _INT64, _INT64, _POINTER, _FLOAT, _POINTER)),
         # Of rows.py.
         ("nf_normalise", None, (*_ROWS, _POINTER, _FLOAT, _POINTER, _POINTER)),
         ("nf_normalise_grad", None, (*_ROWS, *(_POINTER,) * 4)),

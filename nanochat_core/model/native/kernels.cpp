@@ -82,6 +82,21 @@ void nf_loss(int threads, int64_t tokens, int64_t width, int64_t vocab, const fl
   }
 }
 
+// `slopes` of bf16 logits z (words, tokens), in place; total (tokens): of each token over all words.
+void nf_slopes(int threads, int64_t words, int64_t tokens, uint16_t* z, float cap, float* total) {
+  share(threads, tokens, NR, [=](int, int64_t first, int64_t end) {
+    std::vector<float> sums(end - first);
+    std::vector<double> whole(end - first);
+    for (int64_t word = 0; word < words; ++word) {
+      slopes(z + word * tokens + first, sums.data(), end - first, cap);
+      if ((word + 1) % COLS && word + 1 < words) continue;
+      for (int64_t i = 0; i < end - first; ++i) whole[i] += sums[i];
+      std::fill(sums.begin(), sums.end(), 0.0f);
+    }
+    std::copy(whole.begin(), whole.end(), total + first);
+  });
+}
+
 // x, y (rows, width); factors (rows): see rows.h.
 void nf_normalise(int threads, int64_t rows, int64_t width, const float* x, float eps, float* y,
                   float* factors) {

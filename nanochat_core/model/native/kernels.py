@@ -1,7 +1,8 @@
-"""Matrix products and the loss of fp32 training on a CPU, by compiled kernels of our own.
+"""Matrix products and the loss of training on a CPU, by compiled kernels of our own.
 
 They divide no sum among threads: the bits do not depend on the number of threads. Where they cannot
-be built, torch computes instead. Shapes: N tokens, C width, V vocabulary.
+be built, torch computes instead. The products of bf16 are always torch's. Shapes: N tokens, C
+width, V vocabulary.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ from nanochat_core.model.native.build import LIBRARY
 from nanochat_core.runtime.hardware.cpp_library import Unavailable
 
 MIN_WIDTH = 64  # a product with a shorter side is torch's: packing would be most of the work
+ROWS = 512  # tokens whose logits exist at a time in `loss_in_bf16`
 
 
 @lru_cache(maxsize=1)
@@ -116,3 +118,36 @@ def loss(
         work.data_ptr(),
     )
     return losses, *grads
+
+
+def loss_in_bf16(
+    hidden: Tensor, weight: Tensor, targets: Tensor, scale: Tensor | None, softcap: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `loss` returns, of a weight in bf16, with products in bf16.
+
+    The gradient of the weight is fp32: a sum over the blocks of tokens.
+    """
+    library = load()
+    assert library is not None
+    losses = hidden.new_empty(len(hidden))
+    shapes = (hidden.shape, weight.shape) if scale is not None else ((0,), (0,))
+    of_hidden, of_weight = (hidden.new_zeros(shape) for shape in shapes)
+    for first in range(0, len(hidden), ROWS):
+        rows, target = hidden[first : first + ROWS], targets[None, first : first + ROWS]
+        z = weight @ rows.to(weight.dtype).T  # (V, R)
+        picked = torch.tanh(z.gather(0, target)[0].float() / softcap)
+        total = torch.empty_like(picked)
+        threads, sizes = torch.get_num_threads(), z.shape
+        library.nf_slopes(threads, *sizes, z.data_ptr(), softcap, total.data_ptr())
+        loss = total.log() - softcap - softcap * picked
+        losses[first : first + ROWS] = loss
+        if scale is None:
+            continue
+        # Logit j of a token has the gradient factor * z[j] by now, but for the target's: p - 1
+        # with p = exp(-loss), where expm1 avoids cancellation, times its slope.
+        share = torch.expm1(-loss) * (1 - picked.square())
+        z.scatter_(0, target, (share * total / 4).to(z.dtype)[None])
+        factor = (scale[first : first + ROWS] * 4 / total)[:, None]
+        of_hidden[first : first + ROWS] = factor * (z.T @ weight)
+        of_weight += z @ (factor * rows).to(z.dtype)
+    return losses, of_hidden, of_weight

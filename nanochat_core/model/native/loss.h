@@ -28,9 +28,32 @@ static inline Vec exp_of(Vec x) {
   return p * scale;
 }
 
-// With s = sigmoid(2 z / cap) and e = exp(2 cap s): replaces z by e s (1 - s), adds e to the sums.
-__attribute__((noinline)) static void slopes(float* z, float* sums, int64_t count, float cap) {
-  const auto step = [cap](float* z, float* sums) {
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Bf16Vec __attribute__((vector_size(2 * LANES)));
+
+static inline Vec load(const uint16_t* from) {
+  Bf16Vec v;
+  std::memcpy(&v, from, sizeof v);
+  const Bits bits = __builtin_convertvector(v, Bits) << 16;
+  Vec x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Rounds to the nearest bf16, of two equally near to the even one.
+static inline void store(uint16_t* to, Vec x) {
+  Bits bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  const Bf16Vec v = __builtin_convertvector(bits, Bf16Vec);
+  std::memcpy(to, &v, sizeof v);
+}
+
+// With s = sigmoid(2 z / cap) and e = exp(2 cap s): replaces z, floats or bf16, by e s (1 - s), adds
+// e to the sums.
+template <class T>
+__attribute__((noinline)) static void slopes(T* z, float* sums, int64_t count, float cap) {
+  const auto step = [cap](T* z, float* sums) {
     Vec x = load(z) * (-2.0f / cap);
     x = x < -80.0f ? splat(-80.0f) : x > 80.0f ? splat(80.0f) : x;
     const Vec s = 1.0f / (1.0f + exp_of(x)), e = exp_of(s * (2.0f * cap));
@@ -40,12 +63,13 @@ __attribute__((noinline)) static void slopes(float* z, float* sums, int64_t coun
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) step(z + i, sums + i);
   if (i < count) {
-    float rest[2][LANES] = {};
-    std::memcpy(rest[0], z + i, sizeof(float) * (count - i));
-    std::memcpy(rest[1], sums + i, sizeof(float) * (count - i));
-    step(rest[0], rest[1]);
-    std::memcpy(z + i, rest[0], sizeof(float) * (count - i));
-    std::memcpy(sums + i, rest[1], sizeof(float) * (count - i));
+    T rest[LANES] = {};
+    float rest_sums[LANES] = {};
+    std::copy(z + i, z + count, rest);
+    std::copy(sums + i, sums + count, rest_sums);
+    step(rest, rest_sums);
+    std::copy(rest, rest + count - i, z + i);
+    std::copy(rest_sums, rest_sums + count - i, sums + i);
   }
 }
 

@@ -19,7 +19,7 @@ from nanochat_core.model.checkpoint import has_state, load_model, load_state, sa
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.device import activation_dtype, open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
 from nanochat_core.runtime.hardware.oom import oom_explained
@@ -97,7 +97,7 @@ def open_loop(
     choose(
         job.resources.attention,
         device,
-        model.dtype,
+        activation_dtype(model.numerics.precision, device),
         strict=job.resources.determinism == "strict",
         world=world,
     )

@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat_core.config import ModelConfig
 from nanochat_core.model.attention import rotate_normalise
+from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import Linear, mix_residual, relu_square, rms_norm
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.native import kernels, rows
+from nanochat_core.scaling import numerics
 
 REASON = kernels.LIBRARY.unable_here()
 pytestmark = [
@@ -90,6 +93,73 @@ def test_the_loss_is_that_of_float64(spread: float, tokens: int, vocab: int) -> 
     for got, leaf in zip(found[0][1:], exact, strict=True):
         bound = 3e-6 * leaf.grad.abs().max().item()
         torch.testing.assert_close(got.double(), leaf.grad, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
+@pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
+def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(
+    spread: float, tokens: int, vocab: int
+) -> None:
+    hidden = random(tokens, 72).bfloat16().float()
+    weight, scale = (spread * random(vocab, 72)).bfloat16(), random(tokens)
+    targets = torch.arange(tokens).mul(37) % vocab
+    exact = [t.double().requires_grad_() for t in (hidden, weight)]
+    # The logits are rounded; the gradient is taken there.
+    z = (exact[0] @ exact[1].T).bfloat16().double().detach() - (exact[0] @ exact[1].T).detach()
+    logits = 15.0 * torch.tanh((exact[0] @ exact[1].T + z) / 15.0)
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    (losses * scale).sum().backward()
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+    softcap_loss(*leaves, targets, scale, softcap=15.0).backward()
+    each = softcap_losses(hidden, weight, targets, softcap=15.0)
+    torch.testing.assert_close(each.double(), losses.detach(), rtol=3e-3, atol=3e-3)
+    for leaf, want in zip(leaves, exact, strict=True):
+        bound = 0.01 * want.grad.abs().max().item()
+        torch.testing.assert_close(leaf.grad.double(), want.grad, rtol=0, atol=bound)
+    losses, of_hidden, _ = kernels.loss_in_bf16(hidden, weight, targets, scale, 15.0)
+    assert of_hidden.dtype == losses.dtype == torch.float32
+    torch.set_num_threads(3)  # the kernel between the products
+    again = kernels.loss_in_bf16(hidden, weight, targets, scale, 15.0)[0]
+    torch.testing.assert_close(again, losses, rtol=1e-6, atol=1e-6)
+
+
+def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16() -> None:
+    config = ModelConfig(
+        depth=2,
+        width=64,
+        num_heads=2,
+        num_kv_heads=2,
+        sequence_len=32,
+        vocab_size=128,
+        windows=(8, 32),
+    )
+    seen: list[tuple[str, torch.dtype]] = []
+
+    def note(module: torch.nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+        seen.append((type(given[0].grad_fn).__name__, out.dtype))
+
+    models = {}
+    for precision in ("fp32", "bf16"):
+        models[precision] = GPT(config, numerics(precision))
+        models[precision].init_weights(1)
+        with torch.no_grad():
+            for block in models[precision].transformer.h:
+                block.mlp.c_proj.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    model = models["bf16"]
+    model.transformer.h[1].mlp.c_proj.register_forward_hook(note)
+    tokens = torch.randint(128, (2, 33), generator=torch.Generator().manual_seed(3))
+    found = {p: m.summed_loss(tokens[:, :-1], tokens[:, 1:]) / 64 for p, m in models.items()}
+    for loss in found.values():
+        loss.backward()
+    with torch.no_grad():
+        model.summed_loss(tokens[:, :-1], tokens[:, 1:])
+    assert seen == [("_ReluSquareBackward", torch.float32), ("NoneType", torch.bfloat16)]
+    assert found["bf16"].item() == pytest.approx(found["fp32"].item(), abs=2e-3)
+    exact = dict(models["fp32"].named_parameters())
+    for name, parameter in model.named_parameters():
+        if exact[name].grad.norm() > 1e-4:
+            error = (parameter.grad.float() - exact[name].grad).norm() / exact[name].grad.norm()
+            assert error < 0.03, name
 
 
 def test_a_confident_token_keeps_a_small_gradient() -> None:
