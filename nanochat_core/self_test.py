@@ -29,7 +29,7 @@ from nanochat_core.model.attention import choose
 from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, Backend, preferred
 from nanochat_core.model.fp8 import E4M3, check_device
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.hardware.device import activation_dtype
+from nanochat_core.model.layers import activation_dtype
 from nanochat_core.runtime.hardware.gpu_specs import find_gpu_spec
 from nanochat_core.scaling import model_for_depth, numerics
 

@@ -30,6 +30,7 @@ from nanochat_core.model.layers import (
     LateModule,
     Linear,
     Rotary,
+    activation_dtype,
     initialise,
     mix_residual,
     project,
@@ -41,11 +42,7 @@ from nanochat_core.model.layers import (
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
 from nanochat_core.runtime.hardware.compile import compiled_by_shape
-from nanochat_core.runtime.hardware.device import (
-    activation_dtype,
-    choose_vml_kernels,
-    compute_dtype,
-)
+from nanochat_core.runtime.hardware.device import choose_vml_kernels, compute_dtype
 
 IGNORED = -1  # a target without a loss
 ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before it has to grow
@@ -388,9 +385,8 @@ class GPT(LateModule):
         dtype = activation_dtype(self.numerics.precision, tokens.device)
         table = self._rotary_table(tokens.size(1), tokens.device)
         cos, sin = (t[None, : tokens.size(1)].to(dtype) for t in table)
-        return self.trunk(
-            tokens, (cos, sin), [partial(attend, window=w) for w in self.config.windows]
-        )
+        attends = [partial(attend, window=w) for w in self.config.windows]
+        return self.trunk(tokens, (cos, sin), attends)
 
     def _rotary_table(self, length: int, device: torch.device) -> Rotary:
         """Return cos and sin (P, 1, D/2) for at least `length` positions; not in the state dict."""

@@ -90,12 +90,3 @@ def _keep_freed_memory() -> None:
 def compute_dtype(precision: str) -> torch.dtype:
     """Return torch's dtype for `numerics.precision`."""
     return _DTYPES[precision]
-
-
-def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of what a pass of the model computes between matrix products.
-
-    In a CPU's training bf16 is of products alone: its kernels for the rest are in fp32.
-    """
-    is_mixed = precision == "bf16" and device.type == "cpu" and torch.is_grad_enabled()
-    return torch.float32 if is_mixed else compute_dtype(precision)

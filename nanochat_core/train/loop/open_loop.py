@@ -17,9 +17,10 @@ from nanochat_core.job import Job
 from nanochat_core.model.attention import choose, choose_qk_kernel
 from nanochat_core.model.checkpoint import has_state, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.layers import activation_dtype
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.device import activation_dtype, open_device
+from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
 from nanochat_core.runtime.hardware.oom import oom_explained
