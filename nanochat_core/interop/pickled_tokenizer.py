@@ -64,14 +64,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     (bytes and merges from id 0 on, then the nine special tokens).
     """
     state = _read_state(path)
-    ranks, pattern = state["mergeable_ranks"], state["pat_str"]
-    check_tables(path, ranks, state["special_tokens"])
-    if pattern not in [*KNOWN_PATTERNS]:  # a list: a stranger's value may have no hash
-        raise ModelError(
-            f"the tokenizer in {path} splits text by another pattern than nanochat's",
-            hint="only tokenizers that nanochat trained can be imported",
-        )
-    return Tokenizer(ranks, pattern=pattern)
+    tables = state["mergeable_ranks"], state["special_tokens"], state["pat_str"]
+    return make_tokenizer(path, *tables)
 
 
 def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -126,8 +120,11 @@ def _check_program(data: bytes) -> None:
             raise _Refused(f"it counts its values from {argument}")
 
 
-def check_tables(path: Path, ranks: object, special: object) -> None:
-    """Raise ModelError unless these are the tables of a tokenizer that nanochat trained."""
+def make_tokenizer(path: Path, ranks: Any, special: object, pattern: Any) -> Tokenizer:
+    """Return the tokenizer of these tables, read from `path`.
+
+    Raises ModelError unless they are those of a tokenizer that nanochat or this package trained.
+    """
     fault = None
     if not isinstance(ranks, dict) or not all(
         type(token) is bytes and type(rank) is int for token, rank in ranks.items()
@@ -139,5 +136,11 @@ def check_tables(path: Path, ranks: object, special: object) -> None:
         fault = f"{missing} of the 256 bytes have no token"
     elif special != {name: len(ranks) + i for i, name in enumerate(SPECIAL_TOKENS)}:
         fault = "its special tokens are not nanochat's nine, in their order, after the others"
+    elif pattern not in [*KNOWN_PATTERNS]:  # a list: a stranger's value may have no hash
+        fault = "it splits text by another pattern than nanochat's"
     if fault:
-        raise ModelError(f"the tokenizer in {path} cannot be used: {fault}")
+        raise ModelError(
+            f"the tokenizer in {path} cannot be used: {fault}",
+            hint="only tokenizers that nanochat or nanochat-flows trained can be read",
+        )
+    return Tokenizer(ranks, pattern=pattern)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nanochat_core.errors import ModelError, reason_of
-from nanochat_core.interop.pickled_tokenizer import check_tables
+from nanochat_core.interop.pickled_tokenizer import make_tokenizer
 from nanochat_core.job import write_json
 from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
-from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS
 
 # All that an assistant writes between two tool results is one {% generation %} block: transformers'
 # mask of a block that ends in a character of several tokens misses all but the first of them.
@@ -113,13 +112,7 @@ def read_transformers_tokenizer(path: Path) -> Tokenizer:
             f"{path} is not a tokenizer of nanochat's: {type(error).__name__}: {error}"[:300],
             hint="only tokenizers that nanochat or nanochat-flows trained can be read",
         ) from error
-    check_tables(path, ranks, special)
-    if pattern not in [*KNOWN_PATTERNS]:  # a list: a stranger's value may have no hash
-        raise ModelError(
-            f"the tokenizer in {path} splits text by another pattern than nanochat's",
-            hint="only tokenizers that nanochat or nanochat-flows trained can be read",
-        )
-    return Tokenizer(ranks, pattern=pattern)
+    return make_tokenizer(path, ranks, special, pattern)
 
 
 def _tree(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -8,13 +8,9 @@ them. On a CPU only FlexAttention's forward pass is tested (it has no backward p
 `Backend.unable` detects a backend that cannot run or computes something else.
 """
 
-import contextlib
-import platform
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -25,7 +21,6 @@ from nanochat_core.errors import first_line
 from nanochat_core.model.attention_cudnn import attention as cudnn_attention
 from nanochat_core.model.attention_cudnn import frontend
 from nanochat_core.runtime.hardware.compile import compiled
-from nanochat_core.runtime.user_cache import user_cache
 
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -36,7 +31,7 @@ MISSING = "its package is missing"
 TOLERANCE = 0.03  # relative to the largest value; bf16 rounds each value by up to 0.004 of it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Backend:
     """One way to compute attention."""
 
@@ -45,7 +40,6 @@ class Backend:
     load: Callable[[], Call]  # imports its package
     dtypes: tuple[torch.dtype, ...] = HALF_DTYPES
     written_for: tuple[int, ...] = ()  # GPUs on which "auto" prefers it
-    is_compiled: bool = False  # by torch.compile, for minutes: that it is right is cached
     repeats: bool = False  # whether the same input always gives the same gradients, to the bit
 
     def unable(
@@ -57,29 +51,16 @@ class Backend:
         """
         if strict and not self.repeats:
             return "determinism=strict, and its gradients add up in an order that varies"
-        if self.capabilities and device.type != "cuda":
-            return f"it needs a GPU, and the device is {device.type}"
         if self.capabilities:
+            if device.type != "cuda":
+                return f"it needs a GPU, and the device is {device.type}"
             major, minor = torch.cuda.get_device_capability(device)
             if major not in self.capabilities:
                 majors = ", ".join(f"{m}.x" for m in self.capabilities)
                 return f"it is for compute capability {majors}, this GPU has {major}.{minor}"
         if dtype not in self.dtypes:
             return f"it does not compute in {str(dtype).removeprefix('torch.')}"
-        if self is SDPA:
-            return None
-        if not self.is_compiled or device.type != "cuda":
-            return self._fault(device, dtype)
-        verdict = _verdict_file(self.name, device, dtype)
-        with contextlib.suppress(OSError):  # a cache that cannot be read
-            if verdict.exists():
-                return None
-        fault = self._fault(device, dtype)
-        if fault is None:
-            with contextlib.suppress(OSError):
-                verdict.parent.mkdir(parents=True, exist_ok=True)
-                verdict.touch()
-        return fault
+        return None if self is SDPA else self._fault(device, dtype)
 
     def _fault(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return how it fails on a small problem or differs from SDPA. None means no fault."""
@@ -90,19 +71,6 @@ class Backend:
         except Exception as error:  # noqa: BLE001 - third-party kernels on unknown machines: any
             # failure means that the backend is not used, and the reason is reported.
             return f"{type(error).__name__} on a small problem: {first_line(error)}"
-
-
-def _verdict_file(name: str, device: torch.device, dtype: torch.dtype) -> Path:
-    """Return the file whose existence means that the backend agrees with SDPA on this GPU."""
-    # The host too: machines that share a home may lack a compiler.
-    parts = (
-        platform.node(),
-        torch.cuda.get_device_name(device),
-        torch.__version__,
-        name,
-        str(dtype).removeprefix("torch."),
-    )
-    return user_cache() / "attention" / re.sub(r"[^\w.+-]", "_", "-".join(parts))
 
 
 def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -251,36 +219,20 @@ def _block_mask(length: int, window: int, device: torch.device) -> Any:
         return create_block_mask(visible, None, None, length, length, device=str(device))
 
 
+# FlashAttention and cuDNN accumulate dq by atomic additions, whose order varies; some have a
+# deterministic option, which has not been tried. FlexAttention's backward pass runs one program per
+# block of queries and one per block of keys, and no two of them add to the same output.
 SDPA = Backend(
-    name="sdpa",
-    capabilities=(),
-    dtypes=(torch.float32, torch.float64, *HALF_DTYPES),
-    load=lambda: _sdpa,
-    repeats=True,  # torch.use_deterministic_algorithms covers it
+    "sdpa", (), lambda: _sdpa, (torch.float32, torch.float64, *HALF_DTYPES), repeats=True
 )
-# Its backward pass runs one program per block of queries and one per block of keys; no two programs
-# add to the same output, so there are no atomic additions.
-FLEX = Backend(
-    name="flex", capabilities=_FROM_AMPERE, load=load_flex, is_compiled=True, repeats=True
-)
-
-# In the order of preference of "auto", but see `preferred`. FlashAttention and cuDNN accumulate dq
-# by atomic additions, whose order varies. Some have a deterministic option, which has not been
-# tried.
+# In the order of preference of "auto", but see `preferred`.
 BACKENDS = (
-    Backend(name="fa3", capabilities=(9,), load=partial(_load_flash, "fa3"), written_for=(9,)),
-    Backend(name="cudnn", capabilities=(9, 10), load=_load_cudnn),
-    Backend(
-        name="fa4",
-        capabilities=(9, 10, 11, 12),
-        load=partial(_load_flash, "fa4"),
-        written_for=(10, 11, 12),
-    ),
-    FLEX,
-    Backend(
-        name="fa2", capabilities=_FROM_AMPERE, load=partial(_load_flash, "fa2"), written_for=(8,)
-    ),
-    Backend(name="varlen", capabilities=_FROM_AMPERE, load=load_varlen, written_for=(8,)),
+    Backend("fa3", (9,), partial(_load_flash, "fa3"), written_for=(9,)),
+    Backend("cudnn", (9, 10), _load_cudnn),
+    Backend("fa4", (9, 10, 11, 12), partial(_load_flash, "fa4"), written_for=(10, 11, 12)),
+    Backend("flex", _FROM_AMPERE, load_flex, repeats=True),
+    Backend("fa2", _FROM_AMPERE, partial(_load_flash, "fa2"), written_for=(8,)),
+    Backend("varlen", _FROM_AMPERE, load_varlen, written_for=(8,)),
     SDPA,
 )
 

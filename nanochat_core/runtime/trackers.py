@@ -9,11 +9,12 @@ their own environment variables configure where they send.
 import contextlib
 import importlib
 import json
+import os
 import threading
-from collections.abc import Generator
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, BinaryIO
 
+from nanochat_core.errors import first_line
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import Progress
 
@@ -30,10 +31,9 @@ def following(job: Job, *, active: bool) -> Generator[None]:
         return
     # Daemons, so that a service that does not answer cannot keep the process alive.
     ended = threading.Event()
+    start = job.events.stat().st_size if job.events.exists() else 0  # what earlier jobs logged
     threads = [
-        threading.Thread(
-            target=_follow, args=(job, name, _Tail(job.events), ended), name=name, daemon=True
-        )
+        threading.Thread(target=_follow, args=(job, name, start, ended), name=name, daemon=True)
         for name in job.resources.sinks
     ]
     for thread in threads:
@@ -46,7 +46,7 @@ def following(job: Job, *, active: bool) -> Generator[None]:
             thread.join(_SECONDS_TO_CATCH_UP)
 
 
-def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
+def _follow(job: Job, name: str, start: int, ended: threading.Event) -> None:
     progress = Progress(job.events)
     try:
         sink = importlib.import_module(name)
@@ -55,40 +55,26 @@ def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
             name=f"{job.stage}-{job.fingerprint[:12]}",
             config={"stage": job.stage, "fingerprint": job.fingerprint, **job.config},
         )
-        while True:
-            # Waited for before reading, so that the last round reads what the job logged last.
-            is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
-            for event in tail.read():
-                if event["kind"] in ("step", "eval"):
-                    run.log(event["values"], step=event["step"])
-            if is_last:
-                break
+        with job.events.open("a+b") as file:
+            file.seek(start)
+            is_last = False
+            while not is_last:
+                # Waited for before reading, so that the last round reads what was logged last.
+                is_last = ended.wait(_SECONDS_BETWEEN_LOOKS)
+                for event in _new_events(file):
+                    if event["kind"] in ("step", "eval"):
+                        run.log(event["values"], step=event["step"])
         run.finish()
     except ImportError:
         progress.message(f"{name} is not installed: metrics are in events.jsonl only")
     except BaseException as error:  # noqa: BLE001 - a tracker's failure must not end the job
-        said = (str(error).splitlines() or [""])[0]
-        progress.message(f"{name} gets no more metrics: {type(error).__name__}: {said}")
+        why = f"{type(error).__name__}: {first_line(error)}"
+        progress.message(f"{name} gets no more metrics: {why}")
 
 
-class _Tail:
-    """A reader of the events that are appended to a file from now on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the events of complete lines written since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        found: list[dict[str, Any]] = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return found
+def _new_events(file: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Yield the events of complete lines written since the last call."""
+    while (line := file.readline()).endswith(b"\n"):
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+    file.seek(-len(line), os.SEEK_CUR)  # a line that is being written is read next time

@@ -24,8 +24,6 @@ from nanochat_core.runtime.heartbeat import HEARTBEAT
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, ResolvedRevision
 
-WAITS = (1.0, 4.0)  # seconds before a retry of what the client does not retry itself
-
 
 def resolve(repository: str, revision: str, *, seconds: float) -> str | None:
     """Return the commit that `revision` points to today; the Hub has `seconds` to answer.
@@ -43,7 +41,7 @@ def find_commit(repository: str, revision: str, *, kind: Kind = "dataset") -> st
 
     A commit's own name needs no request. Raises like `list_files`.
     """
-    return with_retries(lambda: _resolve(repository, revision, kind).resolved, _waits())
+    return with_retries(lambda: _resolve(repository, revision, kind).resolved)
 
 
 def list_files(
@@ -55,7 +53,7 @@ def list_files(
     the repository or revision does not exist, or if the Hub cannot be reached; a branch then
     resolves to its last known commit, if there is one.
     """
-    commit, files = with_retries(lambda: _list(repository, revision, kind), _waits())
+    commit, files = with_retries(lambda: _list(repository, revision, kind))
     for pattern in patterns:
         if not any(fnmatchcase(file.path, pattern) for file in files):
             raise DataError(
@@ -107,12 +105,6 @@ def download(
     raise AssertionError
 
 
-def _waits() -> tuple[float, ...]:
-    from huggingface_hub import constants
-
-    return () if constants.HF_HUB_OFFLINE else WAITS
-
-
 def _resolve(repository: str, revision: str, kind: Kind) -> "ResolvedRevision":
     from huggingface_hub import HfApi
 
@@ -156,7 +148,7 @@ def _download(
             return Path(run_interruptible(fetch, progress))
 
     _check_space(repository, commit, files, kind)
-    folder = with_retries(attempt, WAITS) if files else Path()
+    folder = with_retries(attempt) if files else Path()
     return [folder / file.path for file in files]
 
 

@@ -29,7 +29,6 @@ from nanochat_core.runtime.progress import Progress
 
 NEEDED = ("core.yaml", "eval_meta_data.csv", "eval_data")
 MAX_BYTES = 4_000_000_000  # unpacked, ten times the bundle
-WAITS = (1.0, 4.0, 15.0)  # seconds before the download begins again
 _TIMEOUT = 30.0
 _NO_ARCHIVE = (zipfile.BadZipFile, zlib.error, EOFError)
 _JUNK = ("__MACOSX", ".DS_Store")
@@ -109,10 +108,10 @@ def _download(url: str, archive: Path, sha256: str | None, log: Log) -> Archive:
         with _explaining(url):
             return _get(url, part, log)
 
-    digest, validator = with_retries(get, WAITS)
+    digest, validator = with_retries(get)
     if sha256 not in (None, digest):
         log(f"{url} has sha256 {digest[:12]}, expected {sha256}: it is downloaded again")
-        digest, validator = with_retries(get, WAITS)
+        digest, validator = with_retries(get)
     if sha256 not in (None, digest):
         raise DataError(
             f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",

@@ -6,11 +6,12 @@ They come in layers: the exception names what could not be downloaded, its cause
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from nanochat_core.errors import DataError, first_line
 
+WAITS = (1.0, 4.0, 15.0)  # seconds before a retry of what the client does not retry itself
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # HTTP statuses after which to retry
 PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (http, https, socks5 or socks5h), SSL_CERT_FILE"
 _NO_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
@@ -23,9 +24,11 @@ class Unreachable(DataError):
     """The server gave no answer: no network, offline mode, or a server that fails."""
 
 
-def with_retries(action: Callable[[], _Result], waits: Sequence[float]) -> _Result:
-    """Return `action()`; after Unreachable it is called again, after each of `waits` (seconds)."""
-    for wait in waits:
+def with_retries(action: Callable[[], _Result]) -> _Result:
+    """Return `action()`; after Unreachable it is called again, after each of WAITS. Not offline."""
+    from huggingface_hub import constants
+
+    for wait in () if constants.HF_HUB_OFFLINE else WAITS:
         try:
             return action()
         except Unreachable:

@@ -50,8 +50,7 @@ def _choose(
         size_of=lambda file: file.size,
         log=log,
         named=pattern,
-        path=where,
-        is_one_kind=not pattern,
+        pattern_of="shards.path",
     )
     first = first_kind(file.path for file in texts)
     chosen = [file for file in texts if pattern or kind_of_file(file.path) == first]

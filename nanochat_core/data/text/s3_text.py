@@ -87,7 +87,7 @@ def list_objects(
         size_of=lambda item: item.size,
         log=log,
         named=wanted,
-        path=path,
+        pattern_of="shards.path",
     )
     return sorted(objects, key=lambda item: item.path)
 

@@ -45,15 +45,14 @@ def choose_text(
     size_of: Callable[[_File], int],
     log: Callable[[str], None],
     named: str = "",
-    path: str | None = None,
-    is_one_kind: bool = False,
+    pattern_of: str = "",
 ) -> list[_File]:
     """Return the files that are text, in the given order; log how many are not, by their endings.
 
     Hidden files and what macOS adds to folders and archives do not count, but `named` is read (see
-    `is_hidden`). `path`: shards.path of a source that takes patterns, for the hint; with
-    `is_one_kind` the source reads the first kind among the files alone. Raises DataError if no file
-    is text, or if the others have more bytes; a few MB of descriptions do not count there.
+    `is_hidden`). `pattern_of`: the setting of a source that takes patterns, for the hint. Raises
+    DataError if no file is text, or if the others have more bytes; a few MB of descriptions do not
+    count there.
     """
     files = [file for file in files if not is_hidden(path_of(file), named=named)]
     chosen = [file for file in files if kind_of_file(path_of(file))]
@@ -66,11 +65,8 @@ def choose_text(
     about = sum(size_of(f) for f in others if _is_about(path_of(f), size_of(f)))
     data = sum(map(size_of, others)) - min(about, MAX_DESCRIPTIONS)
     if data > sum(map(size_of, chosen)):
-        names = [path_of(file) for file in chosen]
-        if is_one_kind:
-            names = [name for name in names if kind_of_file(name) == first_kind(names)]
-        pattern = path and _pattern(path, names)
-        hint = f"to read the text alone: --set 'shards.path={pattern}'" if pattern else HINT
+        hint = f"name the text alone by a pattern in {pattern_of}; or else: {HINT}"
+        hint = hint if pattern_of else HINT
         raise DataError(f"most bytes of {where} would be left out; {left_out}", hint=hint)
     if others:
         log(f"left out of {where}: {left_out}")
@@ -87,23 +83,6 @@ def _is_about(path: str, size: int) -> bool:
     name = PurePosixPath(path.lower())
     is_small = name.suffix == ".json" and size <= MAX_DESCRIPTION
     return is_small or name.name.startswith(("readme", "license"))
-
-
-def _pattern(path: str, chosen: Sequence[str]) -> str | None:
-    """Return shards.path with a pattern of exactly the chosen files; None if there is none.
-
-    Endings are compared as they are spelled: patterns respect case.
-    """
-    kind = kind_of_file(chosen[0]) or ""
-    at = chosen[0].lower().rindex(kind)
-    ending = chosen[0][at : at + len(kind)]
-    rest = "" if at + len(kind) == len(chosen[0]) else "*"
-    last = path.rpartition("/")[2]
-    if not all(ending in name[at - len(chosen[0]) :] for name in chosen) or "[" in last:
-        return None
-    if set(last) & set("*?"):
-        return f"{path}{ending}{rest}" if last.endswith("*") else None
-    return f"{path.rstrip('/')}/*{ending}{rest}"
 
 
 def _endings(paths: Iterable[str]) -> str:

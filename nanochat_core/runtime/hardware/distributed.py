@@ -79,14 +79,10 @@ class World:
 
     def first_text(self, text: str | None) -> str | None:
         """Return the text of the lowest rank that has one, on every rank; None if no rank has."""
-        return next((t for t in self._gather(text) if t is not None), None)
+        return next((t for t in self.gather(text) if t is not None), None)
 
-    def gather(self, item: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return every rank's item, in the order of ranks, on every rank. Items are JSON trees."""
-        return self._gather(item)
-
-    def _gather(self, item: Any) -> list[Any]:
-        """Return every rank's JSON value, in the order of ranks."""
+    def gather(self, item: Any) -> list[Any]:
+        """Return every rank's JSON value, in the order of ranks, on every rank. Collective."""
         if self.size == 1:
             return [item]
         # Not torch's `all_gather_object`: it unpickles what another host sent, so that any process

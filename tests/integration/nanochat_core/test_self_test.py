@@ -96,12 +96,11 @@ def test_what_is_said_follows_from_the_properties():
 @pytest.mark.parametrize(
     ("right", "chosen"), [("cudnn", "cudnn"), ("flex", "flex"), ("varlen", "varlen"), ("", "sdpa")]
 )
-def test_auto_is_the_first_backend_that_computes_right(right, chosen, monkeypatch, tmp_path):
+def test_auto_is_the_first_backend_that_computes_right(right, chosen, monkeypatch):
     def fault(backend, device, dtype):
         return None if backend.name == right else "its package is missing"
 
     monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
-    monkeypatch.setattr(attention_backends, "user_cache", lambda: tmp_path)
     device = torch.device("cuda", 0)
     line = self_test.attention(device, self_test.read_device(device))
     assert line.found.startswith(f"{chosen} for training and evaluation; not fa3: its package")

@@ -22,7 +22,6 @@ READ_THE_ENVIRONMENT = (
     "infra/",
     "nanochat_core/data/text/s3_text.py",
     "nanochat_core/runtime/hardware/distributed.py",
-    "nanochat_core/runtime/tiktoken_cache.py",
     "nanochat_core/runtime/user_cache.py",
     "nanochat_core/worker.py",
 )

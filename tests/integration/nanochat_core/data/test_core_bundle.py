@@ -185,7 +185,7 @@ def test_a_bundle_is_downloaded_once_for_each_validator(web):
 def test_a_download_that_fails_begins_again_and_then_leaves_what_was_there(web, waits, answer):
     web.answers = [answer] * 3
     fetch(web)
-    assert waits == list(core_bundle.WAITS)
+    assert waits == list(errors.WAITS)
     assert archive_path(web.url).read_bytes() == web.data
     web.answers = [answer] * 4
     web.data += b"more"
@@ -232,7 +232,7 @@ def test_a_refused_connection_is_a_named_error(waits):
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
     settings = {"validator": None, "log": print, "hint": "the network"}
     refused(f"{url} cannot be downloaded: ", fetch_archive, url, **settings)
-    assert waits == list(core_bundle.WAITS)
+    assert waits == list(errors.WAITS)
 
 
 @pytest.mark.parametrize(

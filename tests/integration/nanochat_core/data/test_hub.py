@@ -13,7 +13,6 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import _http
 
-from nanochat_core.data.hub import client as hub_module
 from nanochat_core.data.hub import errors, transfers
 from nanochat_core.data.hub.client import download, list_files
 from nanochat_core.data.hub.errors import explaining
@@ -29,7 +28,7 @@ SMALL = b'{"a": 1}\n'
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Little patience, and small pieces: the client keeps whole ones only when it is cut."""
-    monkeypatch.setattr(hub_module, "WAITS", (0.0, 0.1))
+    monkeypatch.setattr(errors, "WAITS", (0.0, 0.1))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
 
 
@@ -229,7 +228,7 @@ def test_offline_what_is_in_the_cache_is_used_and_nothing_is_asked(hub, monkeypa
 def test_offline_without_a_cache_says_so(hub, monkeypatch, revision):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub_module, "WAITS", (1000.0,))
+    monkeypatch.setattr(errors, "WAITS", (1000.0,))
     complaint = "is not on this machine, and HF_HUB_OFFLINE is set"
     refused(complaint, listed, REPOSITORY, revision)
     assert hub.requests == []

@@ -7,7 +7,7 @@ import pytest
 from huggingface_hub import constants
 
 from nanochat_core.data import shards
-from nanochat_core.data.hub import client as hub_module
+from nanochat_core.data.hub import errors
 from nanochat_core.data.hub import shards as hub_shards
 from nanochat_core.data.hub.shards import HubDataset
 from nanochat_core.data.shard_files import Origin, ShardSet, shard_name
@@ -39,7 +39,7 @@ def small(monkeypatch):
     }
     monkeypatch.setattr(hub_shards, "DATASETS", datasets)
     monkeypatch.setattr(shards, "DATASETS", datasets)
-    monkeypatch.setattr(hub_module, "WAITS", (0.0,))
+    monkeypatch.setattr(errors, "WAITS", (0.0,))
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
 
 

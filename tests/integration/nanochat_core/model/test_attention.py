@@ -15,7 +15,6 @@ from nanochat_core.model import attention
 from nanochat_core.model.attention import attend, attention_backend, choose
 from nanochat_core.model.attention_backends import (
     BACKENDS,
-    FLEX,
     SDPA,
     Backend,
     difference,
@@ -276,39 +275,6 @@ def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch):
     fa2 = next(backend for backend in BACKENDS if backend.name == "fa2")
     reason = fa2.unable(torch.device("cuda", 0), torch.bfloat16)
     assert str(reason).startswith("its package is missing: cannot import name")
-
-
-def test_a_cached_verdict_of_flex_skips_the_probe(tmp_path, monkeypatch):
-    gpu, tries = torch.device("cuda", 0), list[str]()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    faults = iter(
-        ["its o at window 100 is off by 0.500", None, "of another dtype", "of another GPU"]
-    )
-
-    def try_it(self, device, dtype):
-        tries.append(self.name)
-        return next(faults)
-
-    monkeypatch.setattr(Backend, "_fault", try_it)
-    assert "off by" in str(FLEX.unable(gpu, torch.bfloat16))
-    assert [FLEX.unable(gpu, torch.bfloat16) for _ in range(3)] == [None] * 3
-    assert tries == ["flex"] * 2
-    assert FLEX.unable(gpu, torch.float16) == "of another dtype"
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
-    assert FLEX.unable(gpu, torch.bfloat16) == "of another GPU"
-
-
-def test_without_a_cache_flex_is_probed_each_time(tmp_path, monkeypatch):
-    (tmp_path / "nanochat-flows").write_text("a file where the cache should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    faults = iter([None, "probed"])
-    monkeypatch.setattr(Backend, "_fault", lambda self, device, dtype: next(faults))
-    found = [FLEX.unable(torch.device("cuda", 0), torch.bfloat16) for _ in range(2)]
-    assert found == [None, "probed"]
 
 
 def _of_sequences(q, k, v, ends, _, *lengths, window_size):
