@@ -10,12 +10,11 @@ from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from flows.identity.manifest import File
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import Earlier, find_document
+from flows.identity.records import find_document
 from infra.storage.base import Store, check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
 FORMAT = 3
-EARLIER: Earlier = {1: (), 2: ("rebuild",)}
 COMMIT = "COMMIT.json"
 PLACE = re.compile(r"step-([0-9]{7,18})/[^/]+")  # below the checkpoints of a fingerprint
 
@@ -79,7 +78,7 @@ def open_whole(
 def open_record(store: Store, place: str) -> StoredCheckpoint:
     """Return the checkpoint whose record lies at `place`. Raises ArtifactError, StoreError."""
     key = f"{place}/{COMMIT}"
-    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    tree = find_document(store, key, format=FORMAT)
     if tree is None:
         raise ArtifactError(f"{store.url}/{key} is gone")
     found = read_record(StoredCheckpoint, tree, where=f"{store.url}/{key}", what="a checkpoint")

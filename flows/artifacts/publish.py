@@ -23,7 +23,7 @@ from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.artifacts.transfer import files_below, transfer_each
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
-from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
+from flows.identity.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import find_document, repair_hint
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef, stamp
@@ -50,7 +50,7 @@ def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     key = ref.manifest_key
-    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from flows.identity.record_types import Digest, Name, Time, read_record
-from flows.identity.records import Earlier, encode_record, find_document, repair_hint
+from flows.identity.records import encode_record, find_document, repair_hint
 from flows.identity.ref import ArtifactRef, stamp
 from flows.run_request import shared
 from infra.parallel import in_parallel
@@ -35,7 +35,6 @@ from infra.storage.base import (
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 FORMAT = 6  # of a run
-EARLIER: Earlier = {4: ("weaknesses", "reached", "progressed"), 5: ("reached", "progressed")}
 TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
@@ -142,7 +141,7 @@ def write_run(store: Store, run: Run) -> None:
 def find_run(store: Store, run: str) -> Run | None:
     """Return the record of a run by its id, or None. Raises ArtifactError if it is damaged."""
     key = f"runs/{run}.json"
-    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
     found = read_record(
@@ -215,13 +214,9 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
 
 
 def start_hint(store: Store, profile: str | None = None) -> str:
-    """Return a hint: how to run a profile, or any, in a store that may have no run with a name."""
+    """Return a hint: how to run a profile, or any, in a store that may have no run."""
     command = f"nanochat run {profile or 'tiny'}"
-    if listed_runs(store):
-        return command
-    if next(store.list("runs/"), None) is not None:
-        return f"{command}; it names what runs of an earlier version made"
-    return command if profile else f"nothing was run yet: {command}"
+    return command if profile or listed_runs(store) else f"nothing was run yet: {command}"
 
 
 def known_names(store: Store) -> list[str]:

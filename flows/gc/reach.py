@@ -14,7 +14,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run, find_run, find_tag, tag_names
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
-from flows.identity.manifest import EARLIER, FORMAT, Manifest
+from flows.identity.manifest import FORMAT, Manifest
 from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
@@ -221,7 +221,7 @@ def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
 
 
 def _find_divergent(store: Store, key: str) -> Edges | None:
-    tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
+    tree = find_document(store, key, format=FORMAT)
     if tree is None:
         return None
     return _edges_of(Manifest.from_tree(tree, where=f"{store.url}/{key}"))

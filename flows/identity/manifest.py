@@ -11,7 +11,7 @@ from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict
 
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
-from flows.identity.records import Earlier, decode_record, encode_record, repair_hint
+from flows.identity.records import decode_record, encode_record, repair_hint
 from flows.identity.ref import ArtifactRef
 from flows.identity.work import Work
 from flows.stages import Stage
@@ -21,7 +21,6 @@ from nanochat_core.errors import ArtifactError, StoreError
 from nanochat_core.section import Tree
 
 FORMAT = 4
-EARLIER: Earlier = {2: (), 3: ()}
 EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 
@@ -173,7 +172,7 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes, *, where: str) -> Self:
         """Return the manifest in `data`, named `where` in errors. Raises ArtifactError."""
-        tree = decode_record(data, format=FORMAT, earlier=EARLIER, where=where)
+        tree = decode_record(data, format=FORMAT, where=where)
         return cls.from_tree(tree, where=where)
 
     @classmethod

@@ -6,16 +6,12 @@ and a record, unlike a file of an artifact, is covered by no manifest: so it car
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from flows.identity.fingerprint import fingerprint_of
 from infra.retry import TRIES, RetryPolicy, until_answered
 from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
-
-# Earlier formats that are read too: number -> fields to drop, which the current format lacks.
-Earlier: TypeAlias = Mapping[int, tuple[str, ...]]
-NO_OTHER: Earlier = {}
 
 _T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
@@ -38,12 +34,9 @@ def encode_record(tree: Mapping[str, Any], *, format: int) -> bytes:
     return (json.dumps({**whole, "check": check}, indent=1, allow_nan=False) + "\n").encode()
 
 
-def decode_record(
-    data: bytes, *, format: int, earlier: Earlier = NO_OTHER, where: str
-) -> dict[str, Any]:
+def decode_record(data: bytes, *, format: int, where: str) -> dict[str, Any]:
     """Return the record's tree without format and checksum. `where` names it in errors.
 
-    Fields that only an `earlier` format has are dropped; fields that it lacks are missing.
     Raises ArtifactError if the record is damaged, OtherFormat if it is of another format.
     """
     try:
@@ -59,11 +52,10 @@ def decode_record(
     # The format before the checksum: another format may compute it otherwise, and a later version's
     # record must not be reported as damaged.
     written = fields.get("format")
-    if type(written) is not int or written not in (format, *earlier):
+    if type(written) is not int or written != format:
         is_newer = type(written) is int and written > format
         raise OtherFormat(
-            f"{where} is of format {shorten(written)}, "
-            f"this version reads {', '.join(map(str, (*earlier, format)))}",
+            f"{where} is of format {shorten(written)}, this version reads {format}",
             hint="a newer version of nanochat-flows wrote it: update this one"
             if is_newer
             else "it was written by another version of nanochat-flows, or is damaged",
@@ -72,8 +64,6 @@ def decode_record(
     if check != fingerprint_of(fields):
         raise _damaged(where, "its checksum does not fit")
     del fields["format"]
-    for name in earlier.get(written, ()):
-        fields.pop(name, None)
     return fields
 
 
@@ -116,27 +106,23 @@ def _check_values(tree: Any) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def find_document(
-    store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
-) -> dict[str, Any] | None:
+def find_document(store: Store, key: str, *, format: int) -> dict[str, Any] | None:
     """Return the record at `key`. None means that the store has answered: no such object.
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     where = f"{store.url}/{key}"
-    return _read_whole(
-        lambda: decode_record(store.get(key), format=format, earlier=earlier, where=where)
-    )
+    return _read_whole(lambda: decode_record(store.get(key), format=format, where=where))
 
 
 def find_stored(
-    store: Store, key: str, *, format: int, earlier: Earlier = NO_OTHER
+    store: Store, key: str, *, format: int
 ) -> tuple[dict[str, Any], VersionedObject] | None:
     """Return the record at `key` as `find_document` does, with the object's version and age."""
 
     def read() -> tuple[dict[str, Any], VersionedObject]:
         stored, where = store.get_stored(key), f"{store.url}/{key}"
-        return decode_record(stored.data, format=format, earlier=earlier, where=where), stored
+        return decode_record(stored.data, format=format, where=where), stored
 
     return _read_whole(read)
 

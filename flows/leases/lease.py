@@ -18,14 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import Earlier, encode_record, find_stored
+from flows.identity.records import encode_record, find_stored
 from flows.identity.ref import ArtifactRef
 from flows.leases.process import Process
 from flows.render.text import duration
 from infra.storage.base import Store, VersionedObject
 
 FORMAT = 3
-EARLIER: Earlier = {2: ("home", "since")}
 TTL = 90.0  # seconds without renewal after which a lease has expired
 BEAT = TTL / 9  # seconds between renewals
 
@@ -112,7 +111,7 @@ def observe(
     """Return the last owner of the lease and the stored object, or None if there was no owner."""
     asked = observer.clock() if observer else 0.0
     key = ref.lease_key
-    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
+    found = find_stored(store, key, format=FORMAT)
     if found is None:
         return None
     tree, stored = found

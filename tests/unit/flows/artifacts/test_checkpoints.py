@@ -146,7 +146,7 @@ def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
     elif damage == "delete":
         store.delete(key)
     else:
-        store.put(f"{place}/COMMIT.json", b'{"format": 1}')
+        store.put(f"{place}/COMMIT.json", b'{"format": 3}')
     logged: list[str] = []
     restore(store, there, log=logged.append)
     assert any("step 200 in the store is damaged and is passed over" in text for text in logged)
