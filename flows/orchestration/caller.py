@@ -11,27 +11,21 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
-from uuid import UUID
 
 from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed
+from prefect.states import Cancelled
 
 from flows.building.context import Watch
-from flows.orchestration.client import NOT_ANSWERING, quick_client
+from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import SLOW_SECONDS
-from infra.prefect.access import answers, configured_api_url
-from nanochat_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Time for Prefect's client to report that the run was stopped, while its server does not answer.
-SECONDS_TO_REPORT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +34,11 @@ class LocalRun:
 
     home: Path
     watch: Watch  # receives the events of each stage
-    leave: Callable[[str], None]  # logs the reason and exits the process at once
     planned: Opened | None = None  # what it has opened and planned already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
-    over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
     # Of the runs that this process executes, see flows/leases/run_lock.py.
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    # Id of the flow run, and what its body returned or raised.
-    ends: list[tuple[str | None, Any]] = field(default_factory=list[tuple[str | None, Any]])
+    ends: list[Any] = field(default_factory=list[Any])  # what its flow's body returned or raised
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
@@ -64,7 +55,6 @@ def running_locally(caller: LocalRun) -> Generator[None]:
     except CancelledRun:
         raise KeyboardInterrupt from None
     finally:
-        caller.over.set()
         LOCAL_RUN.reset(token)
 
 
@@ -73,20 +63,18 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
 
     Prefect's engine would raise an error of its own if it cannot report the end, because its server
     is gone or the run was deleted there. Here that is a warning: the work is done and recorded.
+    Meanwhile its client repeats the report for two minutes at most; a second Ctrl-C ends that.
     """
     try:
         return flow(*arguments, **parameters)
     except NOT_ANSWERING as error:
         caller = LOCAL_RUN.get()
-        run, end = caller.ends[-1] if caller is not None and caller.ends else (None, error)
-        if caller is None or end is error:
+        if caller is None or not caller.ends or (end := caller.ends[-1]) is error:
             raise
-        is_error = isinstance(end, BaseException)
-        if is_error or not _complete(run):
-            why = str(error) or type(error).__name__
-            text = f"Prefect does not know that the run has ended: {why}"
-            caller.watch("run", {"kind": "warning", "text": text})
-        if is_error:
+        why = str(error) or type(error).__name__
+        text = f"Prefect does not know that the run has ended: {why}"
+        caller.watch("run", {"kind": "warning", "text": text})
+        if isinstance(end, BaseException):
             raise end from None
         return end
 
@@ -95,8 +83,7 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     """Return what a flow's body returns; Cancel in Prefect's pages ends its run as Cancelled.
 
     In a command Cancel sets the run's `stop`, and the caller of the flow gets Prefect's
-    CancelledRun. However the flow was stopped, the process exits SECONDS_TO_REPORT after the body's
-    end if Prefect's server does not answer by then.
+    CancelledRun.
     """
     run, caller = flow_run.get_id(), LOCAL_RUN.get()
     state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
@@ -115,25 +102,18 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
             made = body()
         # Cancel may have been pressed after the last poll, when all stages were built.
         if not is_cancelled(run):
-            _note_end(caller, run, made)
+            caller.ends.append(made)
             return made
     except Exception as error:
         if not (cancelled.is_set() and isinstance(error, StageInterrupted)):
-            _note_end(caller, run, error)
+            caller.ends.append(error)
             raise
-        _note_stop(caller, run)
     except (KeyboardInterrupt, TerminationSignal):
-        _note_stop(caller, run)
         if not cancelled.is_set():  # else an impatient Ctrl-C: the page says Cancelled
+            caller.ends.append(KeyboardInterrupt())
             raise
+    caller.ends.append(KeyboardInterrupt())
     return state
-
-
-def _note_stop(caller: LocalRun, run: str | None) -> None:
-    """Record that the run was stopped; leave if Prefect cannot report that."""
-    # Prefect reports the final state after the body returns, and may block for minutes.
-    threading.Thread(target=_leave, args=(caller,), daemon=True).start()
-    caller.ends.append((run, KeyboardInterrupt()))
 
 
 def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
@@ -149,38 +129,3 @@ def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading
                 caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
 
     return stop
-
-
-def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:
-    """Keep what the body returned or raised; say so if reporting it takes long."""
-
-    def say() -> None:
-        if not caller.over.wait(SLOW_SECONDS):
-            text = "the run has ended; waiting for Prefect's server to record that"
-            caller.watch("run", {"kind": "warning", "text": text})
-
-    caller.ends.append((run, end))
-    threading.Thread(target=say, daemon=True).start()
-
-
-def _complete(run: str | None) -> bool:
-    """Make a flow run Completed; return whether it is.
-
-    If its server comes back late, Prefect's engine has made it Failed: it could not report before.
-    """
-    if run is not None:
-        with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
-            client.set_flow_run_state(UUID(run), Completed(), force=True)
-            return True
-    return False
-
-
-def _leave(caller: LocalRun) -> None:
-    api_url = configured_api_url()
-    while not caller.over.wait(SECONDS_TO_REPORT):
-        # A server that is only busy gets its report; else the page would say Running from now on.
-        if api_url is None or not answers(api_url):
-            caller.leave(
-                "Prefect's server does not answer: it does not know that the run was stopped"
-            )
-            return

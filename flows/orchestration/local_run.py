@@ -5,7 +5,6 @@ environment is set.
 """
 
 import contextlib
-import functools
 import importlib
 import logging
 import os
@@ -48,19 +47,8 @@ def ready(home: Path, display: Display, planned: "Opened | None" = None) -> Gene
         connect(home, display.say)
         from flows.orchestration.caller import LocalRun, running_locally
 
-        leave = functools.partial(_leave, display)
-        with running_locally(
-            LocalRun(home=home, watch=display.watch, leave=leave, planned=planned)
-        ):
+        with running_locally(LocalRun(home=home, watch=display.watch, planned=planned)):
             yield
-
-
-def _leave(display: Display, why: str | None = None) -> None:
-    """Restore the terminal and exit at once, without waiting for threads."""
-    if why is not None:
-        display.say(why)
-    display.leave()
-    os._exit(INTERRUPTED)  # sys.exit would join the threads that the caller must not wait for
 
 
 def connect(home: Path, say: Callable[[str], None]) -> str:
@@ -135,7 +123,8 @@ def stoppable(display: Display) -> Generator[None]:
             count += 1
             # A person who presses again does not want to wait for workers and stores.
             if count > 1:
-                _leave(display)
+                display.leave()
+                os._exit(INTERRUPTED)  # sys.exit would wait for threads
             display.say("stopping: waiting until the workers have saved (again to leave at once)")
         # An exception inside the import system can leave its lock taken: other threads would wait
         # for it for ever, and the exit of this process for them.

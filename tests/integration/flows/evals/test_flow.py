@@ -290,7 +290,7 @@ def test_a_command_gives_the_flow_the_model_that_it_has_opened(
     opened = open_suite(request, store, warn=print)
     monkeypatch.setattr(flow, "run", lambda request, **options: raise_(request.use[0]))
     monkeypatch.setattr(flow, "open_suite", lambda *_, **options: raise_("it was opened again"))
-    caller = LocalRun(home=tmp_path, watch=lambda *_: None, leave=print, planned=opened)
+    caller = LocalRun(home=tmp_path, watch=lambda *_: None, planned=opened)
     with running_locally(caller):
         with pytest.raises(StageError, match=opened.model.ref.prefix):
             call_flow(flow.nanochat_eval, **asdict(request))

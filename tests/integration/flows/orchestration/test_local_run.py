@@ -12,31 +12,18 @@ pytestmark = pytest.mark.prefect
 
 # Each case is a process of its own, forked from one that has imported Prefect.
 SCRIPT = """
-import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 
 from flows.orchestration import caller
 
-
-def leave(why):
-    print(why, flush=True)
-    os._exit(130)
-
-
-RUN = "0" * 8 + 3 * "-0000" + "-" + 12 * "0"
-caller.SECONDS_TO_REPORT = 4
 os.environ.pop("PREFECT_API_URL", None)  # of a server that another test left running: it answers
-caller.configured_api_url = lambda: None  # tests before may have left one
-called = caller.LocalRun(
-    home=Path(), watch=lambda stage, event: print(event["text"], flush=True), leave=leave
-)
+caller.is_cancelled = lambda run: False
+called = caller.LocalRun(home=Path(), watch=lambda stage, event: print(event["text"], flush=True))
 
 
 def stopped(error):
@@ -44,7 +31,6 @@ def stopped(error):
         try:
             raise error
         finally:
-            time.sleep(6)
             print("saved", flush=True)
 
     return caller.end_when_cancelled(body)
@@ -66,63 +52,32 @@ def unreported(end):
         raise httpx.ConnectError("refused")
 
 
-@contextlib.contextmanager
-def quick_client():
-    yield SimpleNamespace(
-        set_flow_run_state=lambda run, state, *, force: print(run, state.type.name, force)
-    )
-
-
-def run_unreported(end, server):
-    caller.is_cancelled = lambda run: False
-    if server == "back":
-        caller.flow_run = SimpleNamespace(get_id=lambda: RUN)
-        caller.quick_client = quick_client
+def run(end, is_reported):
     with caller.running_locally(called):
         try:
-            print(caller.call_flow(unreported, end), flush=True)
-        except (ValueError, KeyboardInterrupt) as error:
-            print("raised", repr(error), flush=True)
+            made = caller.call_flow(stopped if is_reported else unreported, end)
+            print(made, flush=True)
+        except (ValueError, KeyboardInterrupt, caller.TerminationSignal) as error:
+            print("raised", type(error).__name__, *error.args, flush=True)
 
 
-def run(error, engine):
-    if engine in (None, "back"):
-        return run_unreported(error, engine)
-    if engine == "busy":
-        caller.configured_api_url, caller.answers = lambda: "http://busy", lambda api_url: True
-        engine = 2 * caller.SECONDS_TO_REPORT
-    try:
-        with caller.running_locally(called):
-            try:
-                stopped(error)
-            finally:
-                time.sleep(engine)  # Prefect's engine, which tries to report to its server
-    except BaseException:
-        time.sleep(6)
-    print("ended", flush=True)
-
-
-def fork(error, engine):
+def fork(end, is_reported):
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.dup2(write, 1)
-        run(error, engine)
+        run(end, is_reported)
         os._exit(0)
     os.close(write)
     return child, read
 
 
 cases = {
-    "interrupt, no server": (KeyboardInterrupt(), 600),
-    "termination, no server": (caller.TerminationSignal(15), 600),
-    "interrupt, busy server": (KeyboardInterrupt(), "busy"),
-    "interrupt": (KeyboardInterrupt(), 0),
-    "mistake": (ValueError(), 6),
-    "finished, no server": ("made", None),
-    "finished, server back": ("made", "back"),
-    "failed, no server": (ValueError("why"), None),
-    "stopped, no server": (KeyboardInterrupt(), None),
-    "terminated, no server": (caller.TerminationSignal(15), None),
+    "interrupt": (KeyboardInterrupt(), True),
+    "mistake": (ValueError("why"), True),
+    "finished, no server": ("made", False),
+    "failed, no server": (ValueError("why"), False),
+    "stopped, no server": (KeyboardInterrupt(), False),
+    "terminated, no server": (caller.TerminationSignal(15), False),
 }
 children = {name: fork(*case) for name, case in cases.items()}
 ends = {}
@@ -140,32 +95,18 @@ def ends() -> dict[str, list[Any]]:
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(ends):
-    for case in ("interrupt, no server", "termination, no server"):
-        code, (saved, why) = ends[case]
-        assert (code, saved) == (130, "saved")
-        assert "Prefect's server does not answer" in why
-    # What was reported, late or at once, or failed, ends as ever.
-    assert ends["interrupt, busy server"] == [0, ["saved", "ended"]]
-    assert ends["interrupt"] == [0, ["saved", "ended"]]
-    waiting = "the run has ended; waiting for Prefect's server to record that"
-    assert ends["mistake"] == [0, ["saved", waiting, "ended"]]
+def test_an_end_that_is_reported_ends_the_command_as_it_is(ends):
+    assert ends["interrupt"] == [0, ["saved", "raised KeyboardInterrupt"]]
+    assert ends["mistake"] == [0, ["saved", "raised ValueError why"]]
 
 
 def test_a_run_that_ended_counts_although_prefect_does_not_know(ends):
     warning = "Prefect does not know that the run has ended: refused"
 
     assert ends["finished, no server"] == [0, [warning, "made"]]
-    assert ends["failed, no server"] == [0, [warning, "raised ValueError('why')"]]
+    assert ends["failed, no server"] == [0, [warning, "raised ValueError why"]]
     for case in ("stopped, no server", "terminated, no server"):
-        assert ends[case] == [0, [warning, "raised KeyboardInterrupt()"]]
-
-
-def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(ends):
-    code, (reported, made) = ends["finished, server back"]
-
-    assert (code, made) == (0, "made")
-    assert reported.endswith(" COMPLETED True")  # not Failed, as by Prefect's engine
+        assert ends[case] == [0, [warning, "raised KeyboardInterrupt"]]
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
@@ -193,7 +134,7 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
 def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(monkeypatch, tmp_path):
     from flows.orchestration import caller
 
-    called = caller.LocalRun(home=tmp_path, watch=lambda *_: None, leave=print)
+    called = caller.LocalRun(home=tmp_path, watch=lambda *_: None)
     monkeypatch.setattr(caller, "is_cancelled", lambda run: True)
     monkeypatch.setattr(caller, "SLOW_SECONDS", 0.01)
 

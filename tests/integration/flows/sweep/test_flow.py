@@ -99,7 +99,7 @@ def test_a_command_gives_the_flow_what_it_has_planned(server, tmp_path, monkeypa
 
     monkeypatch.setattr(build, "build_units", end)
     monkeypatch.delattr(build, "open_sweep")
-    caller = LocalRun(home=tmp_path, watch=lambda *_: None, leave=print, planned=planned)
+    caller = LocalRun(home=tmp_path, watch=lambda *_: None, planned=planned)
     with running_locally(caller):
         with pytest.raises(StageError, match=f"built: {planned.sweep.name}"):
             call_flow(flow, **asdict(request))
