@@ -17,8 +17,6 @@ from flows.leases import file_lock
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
 
-_ENDED = "ended\n"  # a line of the file: only the report is left
-
 
 @contextlib.contextmanager
 def hold(home: Path, run: str, *, store: str) -> Generator[None]:
@@ -48,27 +46,17 @@ def is_held(home: Path, run: str) -> bool:
     return file_lock.is_held(_path(home, run))
 
 
-def forget_dead(
-    home: Path, store: str, end: Callable[[str], bool], report: Callable[[str], bool]
-) -> None:
-    """Call `end`, then `report`, with each run of `store` whose processes have ended.
+def forget_dead(home: Path, store: str, end: Callable[[str], bool]) -> None:
+    """Call `end` with each run of `store` whose processes have ended.
 
-    Each is called by one command after the other until it returns True; then the run is forgotten.
+    It is called by one command after the other until it returns True; then the run is forgotten.
     A process that begins to hold the lock of the run again waits meanwhile.
     """
     for path in sorted(home.glob("runs/*.lock")):
         # No file: another command was first. No permission: a home of another user.
         with contextlib.suppress(OSError), path.open("r+", encoding="utf-8") as file:
-            lines = file.readlines() if try_flock(file) else []
-            if lines[:1] != [f"{store}\n"]:
-                continue
-            run = path.name.removesuffix(".lock")
-            if _ENDED not in lines[1:]:
-                if not end(run):
-                    continue
-                file.write(_ENDED)
-                file.flush()
-            if report(run):
+            is_dead = try_flock(file) and file.read() == f"{store}\n"
+            if is_dead and end(path.name.removesuffix(".lock")):
                 path.unlink()
 
 

@@ -25,19 +25,16 @@ def end_dead_runs(store: Store, home: Path) -> None:
     """
 
     def end(run: str) -> bool:
+        from infra.prefect.ended_runs import report_ended
+        from infra.prefect.flow_runs import find_flow_runs
+
         try:
             _end(store, run)
         except (StoreError, ArtifactError):
             return False
-        return True
-
-    def report(run: str) -> bool:
-        from infra.prefect.ended_runs import report_ended
-        from infra.prefect.flow_runs import find_flow_runs
-
         return report_ended(home, find_flow_runs(home, run), _DIED)
 
-    run_lock.forget_dead(home, store.url, end, report)
+    run_lock.forget_dead(home, store.url, end)
 
 
 def settle(store: Store, home: Path, run: Run) -> Run:

@@ -19,7 +19,7 @@ def dead(home: Path, *, store: str = STORE, is_ended: bool = True) -> list[str]:
         found.append(run)
         return is_ended
 
-    forget_dead(home, store, end, lambda run: True)
+    forget_dead(home, store, end)
     return found
 
 
@@ -50,27 +50,6 @@ def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path):
         assert dead(tmp_path) == ["a.b.lock-1", "tiny-1", "tiny-2"]
         assert dead(tmp_path) == []
         assert is_held(tmp_path, "tiny-3")
-
-
-def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path):
-    def calls(*, is_ended: bool = True, is_reported: bool) -> list[str]:
-        found: list[str] = []
-        forget_dead(
-            tmp_path,
-            STORE,
-            lambda run: found.append(f"end {run}") or is_ended,
-            lambda run: found.append(f"report {run}") or is_reported,
-        )
-        return found
-
-    die(tmp_path, "tiny-1", "tiny-2")
-    assert calls(is_ended=False, is_reported=True) == ["end tiny-1", "end tiny-2"]
-    both = ["end tiny-1", "report tiny-1", "end tiny-2", "report tiny-2"]
-    assert calls(is_reported=False) == both
-    assert calls(is_reported=False) == ["report tiny-1", "report tiny-2"]
-    die(tmp_path, "tiny-2")
-    assert calls(is_reported=True) == ["report tiny-1", "end tiny-2", "report tiny-2"]
-    assert calls(is_reported=True) == []
 
 
 def test_runs_of_another_store_are_left_to_its_commands(tmp_path):
@@ -106,7 +85,7 @@ def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(t
         assert not has_begun.wait(0.1)  # it waits, and must not take the file that is removed next
         return True
 
-    forget_dead(tmp_path, STORE, end, lambda run: True)
+    forget_dead(tmp_path, STORE, end)
     assert has_begun.wait(100)
     assert is_held(tmp_path, "tiny-1")
     assert dead(tmp_path) == []
