@@ -18,7 +18,7 @@ from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document, repair_hint
 from flows.leases.lease import Lease
 from infra.parallel import THREADS
-from infra.storage.base import ObjectInfo, ObjectNotFound, Store
+from infra.storage.base import ObjectInfo, Store
 from nanochat_core.errors import ArtifactError
 
 MARK = "gc/mark.json"
@@ -70,13 +70,15 @@ def plan_collection(
     rules: Rules,
     *,
     threads: int = THREADS,
+    clock: Callable[[], float] = time.time,
     watch: Watch,
 ) -> CollectionPlan:
     """Survey a whole store and return what a collection would do. Writes nothing to the store.
 
-    Raises ArtifactError if a record is damaged, StoreError.
+    Ages are by this machine's clock: `clock` returns unix seconds. Raises ArtifactError if a record
+    is damaged, StoreError.
     """
-    return _look(store, rules, None, threads=threads, watch=watch)
+    return _look(store, rules, now=clock(), beat=lambda: None, threads=threads, watch=watch)
 
 
 def collect(
@@ -100,7 +102,9 @@ def collect(
     # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
     sweeper = Sweeper(store, claim(), clock=clock, pause=pause, log=log)
     try:
-        plan = _look(store, rules, sweeper, threads=threads, watch=watch)
+        # The store's clock: a wrong one of this machine would delete too early.
+        now = _store_time(store, SWEEP.lease_key)
+        plan = _look(store, rules, now=now, beat=sweeper.beat, threads=threads, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
         _write_marks(store, plan.survey.marks, sweeper)
         # Deletion begins with a fresh lease.
@@ -119,21 +123,18 @@ def collect(
 def _look(
     store: Store,
     rules: Rules,
-    sweeper: Sweeper | None,  # None: nothing will be deleted
     *,
+    now: float,
+    beat: Callable[[], None],
     threads: int,
     watch: Watch,
 ) -> CollectionPlan:
     marks = _find_marks(store)
-    now = _store_time(store, SWEEP.lease_key) if sweeper else None
-    beat = sweeper.beat if sweeper else lambda: None
     try:
         records = Records(store, threads=threads, beat=beat)
         # The referrers before the list: see read_referrers.
         referrers = read_referrers(records)
         inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
-        if now is None:
-            now = _time_by(store, inventory.small)
         survey = make_survey(inventory, referrers, records, rules, marks=marks, now=now)
     except ArtifactError as error:
         raise ArtifactError(
@@ -156,19 +157,7 @@ def _watched(
 
 def _store_time(store: Store, key: str) -> float:
     """Return the store's clock in unix seconds, read from an object."""
-    # Both by the store: a wrong clock of this machine would delete too early.
     return store.head(key).modified + store.get_stored(key).age
-
-
-def _time_by(store: Store, entry: ObjectInfo | None) -> float:
-    """Return the store's clock, or a time before. 0.0 for a store without a small object."""
-    # A time that is too early errs on the safe side: everything looks younger than it is.
-    if entry is None:
-        return 0.0
-    try:
-        return _store_time(store, entry.key)
-    except ObjectNotFound:
-        return entry.modified
 
 
 def _find_marks(store: Store) -> dict[str, float]:

@@ -37,7 +37,6 @@ _RECORDS: dict[str, Kind] = {
 }
 _BYTES: dict[str, Kind] = {"files": "files", "logs": "logs"}
 _OURS = re.compile(r"(refs|gc)/.*|[^/]+/[0-9a-f]{64}/redo\.json")  # never garbage
-_SMALL = 1 << 16  # bytes
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,17 +63,12 @@ class Inventory:
     pieces: dict[str, Piece] = field(default_factory=dict[str, Piece])
     places: dict[ArtifactRef, list[Piece]] = field(default_factory=dict[ArtifactRef, list[Piece]])
     unknown: int = 0  # objects with keys that this program does not write
-    small: ObjectInfo | None = (
-        None  # a young small object, to read the store's clock from at little cost
-    )
 
 
 def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
     """Sort the objects of a whole store into pieces."""
     found = Inventory()
     for entry in entries:
-        if entry.size < _SMALL and (found.small is None or entry.modified > found.small.modified):
-            found.small = entry
         piece = _piece_of(entry.key)
         if piece is None:
             # Tags, redo counters and the collector's own records are ours, and never garbage.

@@ -30,7 +30,9 @@ def gc(store: MemoryStore, **options: Any) -> Collected:
 
 def look(store: MemoryStore, **options: Any) -> CollectionPlan:
     """What a collection would do."""
-    return plan_collection(store, RULES, threads=1, watch=ignore, **options)
+    return plan_collection(
+        store, RULES, threads=1, clock=lambda: store.now, watch=ignore, **options
+    )
 
 
 def gc_until_clean(store: MemoryStore) -> None:
