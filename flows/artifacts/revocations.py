@@ -10,7 +10,6 @@ warning.
 import getpass
 import os
 import socket
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_whole
@@ -18,7 +17,6 @@ from flows.identity.manifest import Manifest
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
-from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -120,15 +118,20 @@ def ancestors_revoked(store: Store, *manifests: Manifest) -> tuple[Revoked, ...]
     Each is returned once. An artifact that is gone ends the search on its branch, since its inputs
     are unknown.
     """
-    # Breadth first, so that the records of one level are read in parallel.
-    found: list[Revoked] = []
-    seen: set[ArtifactRef] = set()
-    level = _inputs_of(manifests, seen)
-    while level:
-        looked = list(in_parallel(lambda ref: _look_at(store, ref), level))
-        found += [revoked for revoked, _ in looked if revoked]
-        level = _inputs_of([source for _, source in looked if source], seen)
-    return tuple(dict.fromkeys(found))
+    found: dict[Revoked, None] = {}
+    refs = list(dict.fromkeys(ref for manifest in manifests for ref in manifest.input_refs))
+    for ref in refs:  # it grows meanwhile
+        # A damaged one is like one that is gone, since this only warns.
+        manifest = find_whole(store, ref)
+        if manifest is not None:
+            revoked = find_revoked(store, manifest)
+            refs += [each for each in manifest.input_refs if each not in refs]
+        else:
+            record = find_revocation(store, ref)
+            revoked = record and Revoked(ref=ref, revocation=record)
+        if revoked:
+            found[revoked] = None
+    return tuple(found)
 
 
 def accepted_from(manifest: Manifest) -> tuple[ArtifactRef, ...]:
@@ -158,18 +161,3 @@ def this_person() -> str:
     except (KeyError, OSError, ImportError):  # a container's user has no name
         user = f"uid-{os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-def _look_at(store: Store, ref: ArtifactRef) -> tuple[Revoked | None, Manifest | None]:
-    # A damaged one is like one that is gone, since this only warns.
-    if (manifest := find_whole(store, ref)) is not None:
-        return find_revoked(store, manifest), manifest
-    found = find_revocation(store, ref)
-    return (Revoked(ref=ref, revocation=found) if found else None), None
-
-
-def _inputs_of(manifests: Iterable[Manifest], seen: set[ArtifactRef]) -> list[ArtifactRef]:
-    """Return the inputs that are not in `seen` yet, and add them to it."""
-    fresh = {ref: None for manifest in manifests for ref in manifest.input_refs if ref not in seen}
-    seen.update(fresh)
-    return list(fresh)
