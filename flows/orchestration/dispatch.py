@@ -21,7 +21,6 @@ from flows.artifacts.runs import Run
 from flows.building.build import (
     BuildContext,
     Built,
-    find_usable,
     finish,
     look_up,
     reporting_failure,
@@ -96,46 +95,30 @@ def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRel
 
 def _follow(
     context: BuildContext, request: StageRequest, run: FlowRun, relay: "_ProgressRelay"
-) -> FlowRun | None:
-    """Wait for the run's end and return it.
-
-    While Prefect does not respond, look for the artifact in the store; if it is found return None.
-    Raises TransientStageError if the run was deleted.
-    """
+) -> FlowRun:
+    """Wait for the run's end and return it. Raises TransientStageError if the run was deleted."""
     with quick_client() as client:
 
-        def ask() -> FlowRun | None:
-            try:
-                with reporting_refusals():
-                    return client.read_flow_run(run.id)
-            except NOT_ANSWERING as error:
-                # Workers build without Prefect, so the stage may be finished during an outage.
-                if _is_there(context, request):
-                    return None
-                if isinstance(error, ObjectNotFound):
-                    text = f"{request.ref.name} was lost: its run {run.name} was deleted"
-                    raise TransientStageError(text) from None
-                raise
+        def ask() -> FlowRun:
+            with reporting_refusals():
+                return client.read_flow_run(run.id)
 
-        while (found := relay.ask(ask)) is not None:
-            relay.report(found)
-            if found.state is not None and found.state.is_final():
-                break
-            context.pause(request.stage, ASK_SECONDS)
-    return found
+        try:
+            while True:
+                found = relay.ask(ask)
+                relay.report(found)
+                if found.state is not None and found.state.is_final():
+                    return found
+                context.pause(request.stage, ASK_SECONDS)
+        except ObjectNotFound:
+            text = f"{request.ref.name} was lost: its run {run.name} was deleted"
+            raise TransientStageError(text) from None
 
 
-def _is_there(context: BuildContext, request: StageRequest) -> bool:
-    """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
-    with contextlib.suppress(StoreError):
-        return find_usable(context, request.ref) is not None
-    return False
-
-
-def _check_ended(request: StageRequest, run: FlowRun | None) -> None:
+def _check_ended(request: StageRequest, run: FlowRun) -> None:
     """Raise the reason why there is no artifact; do nothing if the run was another caller's."""
     # A shared request of another caller may end because that caller was cancelled.
-    if run is None or f"run:{request.run}" not in run.tags:
+    if f"run:{request.run}" not in run.tags:
         return
     said = (run.state.message if run.state else None) or "no reason was given"
     if run.state_type == StateType.FAILED:

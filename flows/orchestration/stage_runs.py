@@ -34,13 +34,10 @@ from flows.artifacts.runs import RunRecord
 from flows.building.build import Built
 from flows.building.context import BuildContext
 from flows.building.stage_request import StageRequest, match_digest
-from flows.identity.ref import ArtifactRef
-from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
-from infra.polling import ASK_SECONDS, MARGIN_SECONDS, wait_until
-from infra.storage.base import Store
+from infra.polling import MARGIN_SECONDS
 from nanochat_core.errors import ConfigError, StoreError
 
 LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
@@ -123,19 +120,6 @@ def is_cancelled(flow_run_id: str | None) -> bool:
     return False
 
 
-def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> None:
-    """Wait until the builders of cancelled requests have saved, at most `seconds`."""
-    # A builder releases its lease after it has saved. The flow run's state is of no use here: the
-    # worker sets Cancelled only when it has seen all processes end.
-    names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in requests]
-    with contextlib.suppress(StoreError):
-        wait_until(
-            lambda: not any(find_holder(store, ArtifactRef(*name)) for name in names),
-            seconds=seconds,
-            every=ASK_SECONDS,
-        )
-
-
 @contextlib.contextmanager
 def keeping_signals(stop: threading.Event) -> Generator[None]:
     """Set `stop` when SIGTERM or Ctrl-C arrives, and raise at the end what their handlers raise.
@@ -190,16 +174,13 @@ def stop_stages(
     is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
     # Before the cancel: no stage may be retried or requested again while remote runs end.
     context.stop.set()
-    cancelled: list[FlowRun] = []
     if context.placement.pool is not None and is_terminal(error):
-        cancelled = [found for run in records for found in cancel_requests_of(run)]
-    grace = context.placement.resources.grace_seconds
-    wait(futures, timeout=grace + MARGIN_SECONDS)
+        for run in records:
+            cancel_requests_of(run)
+    wait(futures, timeout=context.placement.resources.grace_seconds + MARGIN_SECONDS)
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
             record.end("interrupted" if is_interrupted else "failed")
-    if isinstance(error, KeyboardInterrupt | StageInterrupted):  # a person waits at a terminal
-        wait_saved(context.store, cancelled, seconds=grace)
     if is_interrupted:
         wait(futures)  # without a limit: a checkpoint may be being uploaded
     return is_interrupted
@@ -214,10 +195,10 @@ def is_terminal(error: BaseException) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
-def cancel_requests_of(run: str) -> list[FlowRun]:
-    """Cancel the remote stages of the run with this id, and return them; log it if that fails.
+def cancel_requests_of(run: str) -> None:
+    """Cancel the remote stages of the run with this id; log it if that fails.
 
-    They save first: see `wait_saved`.
+    They save first, while their lease keeps a later run waiting.
     """
     try:
         # The server cancels children of a cancelled run too, but only a while later.
@@ -227,7 +208,5 @@ def cancel_requests_of(run: str) -> list[FlowRun]:
             for each in live:
                 with contextlib.suppress(ObjectNotFound):  # deleted meanwhile
                     client.set_flow_run_state(each.id, Cancelling(message=f"{run} was stopped"))
-        return live
     except (*NOT_ANSWERING, ConfigError) as error:
         get_run_logger().warning(f"stages on the pool's workers may still run: {error}")
-        return []

@@ -249,7 +249,9 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
     assert stage_runs.is_terminal(told_to_end)
 
 
-def test_an_artifact_ends_the_waiting_while_prefect_is_away(make_caller, monkeypatch):
+def test_a_stage_that_was_built_while_prefect_was_away_is_found_when_it_answers(
+    make_caller, monkeypatch
+):
     import httpx
 
     from flows.orchestration import dispatch
@@ -261,15 +263,17 @@ def test_an_artifact_ends_the_waiting_while_prefect_is_away(make_caller, monkeyp
         caller.context, watch=lambda _, event: logged.append(str(event.get("text")))
     )
     result = caller.send()
-    caller.wait_for_runs(1)
+    [run] = caller.wait_for_runs(1)
 
     def away(*given: Any) -> Any:
         raise httpx.ConnectError("connection refused")
 
-    monkeypatch.setattr(dispatch, "reporting_refusals", away)
-    said = "Prefect does not answer (connection refused); retrying"
-    wait_until(lambda: said in logged)
-    caller.carry_out()
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "reporting_refusals", away)
+        said = "Prefect does not answer (connection refused); retrying"
+        wait_until(lambda: said in logged)
+        caller.carry_out()
+    end(run, "COMPLETED")
     assert not result.result().cached
     assert logged.count(said) == 1
 
