@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from infra.parallel import in_parallel
 from infra.storage.base import ObjectNotFound, Store, StoreUnavailable
@@ -100,9 +100,7 @@ class _Trial:
 
     def tests(self) -> Sequence[Callable[[], str]]:
         """Return all tests after the first put."""
-        tests = [self.get, self.clock, self.list, self.parts, self.conditions]
-        is_bucket = self._store.url.startswith("s3:")
-        return [*tests, self.checksum, self.unfinished] if is_bucket else tests
+        return [self.get, self.clock, self.list, self.parts, self.conditions]
 
     def clean(self) -> list[str]:
         """Remove all objects; return those that could not be removed, or the errors."""
@@ -190,22 +188,6 @@ class _Trial:
         if version is None:
             return self._store.put_if_absent(key, data)
         return self._store.put_if_same(key, data, version=version)
-
-    def checksum(self) -> str:
-        """Test that a bucket refuses a body that was damaged on its way."""
-        bucket: Any = self._store
-        if not bucket.checks_bodies(self._key()):
-            raise _Weakness("a damaged body is accepted", hint="reach it by https")
-        return "a damaged body is refused"
-
-    def unfinished(self) -> str:
-        """Test that a bucket lists unfinished uploads."""
-        bucket: Any = self._store
-        try:
-            return f"{len(bucket.list_unfinished())} unfinished uploads are in it"
-        except StoreError as error:
-            hint = "let the bucket itself drop unfinished uploads, by a lifecycle rule"
-            raise _Weakness(str(error), hint=hint) from error
 
     def _key(self) -> str:
         """Return a new key of this probe, to be removed at its end."""

@@ -53,7 +53,6 @@ from nanochat_core.errors import StoreError
 
 _OBJECT_VERBS = {"get_object", "delete_object"}
 _ETAG_VERBS = {"put_object", "get_object", "head_object"}
-_MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 _POLICY = RetryPolicy(tries=8, first_wait=0.2, longest_wait=15.0, deadline=120.0)
 _T = TypeVar("_T")
 
@@ -215,43 +214,29 @@ class S3Store:
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
+        ask = functools.partial(self.request, "list_multipart_uploads", Prefix=self.prefix)
         try:
-            uploads = self.list_unfinished()
+            answer: Any = self._retry("list unfinished uploads", ask)
         except StoreError as error:
             if status_of(error.__cause__) != 501:
                 raise
-            uploads = ()  # the store cannot list them
-        old = [(key, upload) for key, upload, age in uploads if age > older_than]
-        for key, upload in old:
-            abort = functools.partial(self.request, "abort_multipart_upload", key, UploadId=upload)
-            with contextlib.suppress(ObjectNotFound):
-                self._retry(f"drop an upload of {key}", abort)
-        removed = len(old)
+            answer = {}  # the store cannot list them: a rule of the bucket has to drop them
+        removed = 0
+        for upload in answer.get("Uploads", ()):  # the first thousand
+            name, tag = upload["Key"], upload["UploadId"]
+            age = self._date_of(answer) - upload["Initiated"].timestamp()
+            if name.startswith(self.prefix) and age > older_than:
+                key = name.removeprefix(self.prefix)
+                abort = functools.partial(self.request, "abort_multipart_upload", key, UploadId=tag)
+                with contextlib.suppress(ObjectNotFound):
+                    self._retry(f"drop an upload of {key}", abort)
+                removed += 1
         for entry in list(self.list(f"{TRIALS}/")):
             with contextlib.suppress(ObjectNotFound):
                 if self.get_stored(entry.key).age > older_than:
                     self.delete(entry.key)
                     removed += 1
         return removed
-
-    def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
-        """Return key, id and age of the first thousand unfinished uploads under the prefix."""
-        ask = functools.partial(self.request, "list_multipart_uploads", Prefix=self.prefix)
-        answer: Any = self._retry("list unfinished uploads", ask)
-        uploads = [u for u in answer.get("Uploads", ()) if u["Key"].startswith(self.prefix)]
-        now = self._date_of(answer)
-        return [
-            (u["Key"].removeprefix(self.prefix), u["UploadId"], now - u["Initiated"].timestamp())
-            for u in uploads
-        ]
-
-    def checks_bodies(self, key: str) -> bool:
-        """Return whether the store refuses a damaged body, which it else writes at `key`."""
-        try:
-            self.request("put_object", key, Body=b"damaged", ContentMD5=_MD5_OF_NOTHING)
-        except FAILURES:
-            return True
-        return False
 
     def check_conditions(self) -> None:
         """See Store. AWS is known to have them."""

@@ -22,7 +22,7 @@ USES: dict[str, Callable[[Rig], object]] = {
     "absent": lambda rig: rig.store.put_if_absent("c", b"x"),
     "delete": lambda rig: rig.store.delete("a"),
     "fetch": lambda rig: rig.store.fetch("a", rig.target, size=9),
-    "uploads": lambda rig: rig.store.list_unfinished(),
+    "uploads": lambda rig: rig.store.abort_stale_uploads(older_than=0),
 }
 SEVERAL = ("list", "get", "head", "put", "upload", "fetch", "uploads")
 MAX_REQUESTS = 24  # of an upload: eight tries of each of three rounds

@@ -32,11 +32,11 @@ def findings(store: Store) -> dict[str, Finding]:
 def test_a_good_store_can_do_everything_and_is_left_as_it_was(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    is_s3 = kind == "s3"
-    store = request.getfixturevalue("s3_store") if is_s3 else LocalStore(tmp_path / "store")
+    is_bucket = kind == "s3"
+    store = request.getfixturevalue("s3_store") if is_bucket else LocalStore(tmp_path / "store")
     store.put("before", b"x")
     found = findings(store)
-    assert list(found) == [*OF_ALL, *(("checksum", "unfinished") if is_s3 else ()), "delete"]
+    assert list(found) == [*OF_ALL, "delete"]
     assert {finding.state for finding in found.values()} == {"ok"}
     assert "all of 12 keys" in found["list"].found
     assert [entry.key for entry in store.list("")] == ["before"]
@@ -54,8 +54,6 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
     ("way", "name", "state", "says", "remedy"),
     [
         (Quirk.REFUSES_IF_MATCH, "conditions", "fail", "refuses If-Match", "a directory"),
-        (Quirk.CHECKS_NO_CHECKSUMS, "checksum", "warn", "damaged body is accepted", "https"),
-        (Quirk.LISTS_NO_UPLOADS, "unfinished", "warn", "NotImplemented", "lifecycle rule"),
         (Quirk.FORGETS_IN_LISTS, "list", "fail", "6 of 12 keys are not listed", "garbage"),
         (Quirk.LISTS_UNSORTED, "list", "fail", "lists '", "in order"),
         (Quirk.IGNORES_RANGES, "parts", "fail", "the whole object", "reads ranges"),
