@@ -6,7 +6,8 @@
 {stage}/{fingerprint}-{record}.lock      locked by the process that fetches
 
 An artifact in use is locked by the kernel, which releases the lock when the process ends, however
-it ends. The locks are flock and not the filelock package, which has no shared locks.
+it ends. The locks are flock and not the filelock package, which has no shared locks. Their files
+are empty and stay: a file that is removed while a process waits for its lock excludes nothing.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import os
 import re
 import shutil
 import threading
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,7 @@ from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import ArtifactError
 
-_NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)?")
-_LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
+_NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new)?")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
 
 
@@ -51,15 +50,6 @@ class _Entry:
     @property
     def lock(self) -> Path:
         return self.directory.with_name(f"{self.directory.name}.lock")
-
-    @property
-    def exists(self) -> bool:
-        return self.directory.exists() or self.unfinished.exists()
-
-    @property
-    def leaving(self) -> Path:
-        # Random: the leftover of a killed process must not be in the way of the rename.
-        return self.directory.with_name(f".{self.directory.name}.{uuid.uuid4().hex}.old")
 
 
 class Cache(contextlib.AbstractContextManager["Cache"]):
@@ -114,7 +104,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     def make_room(self) -> None:
         """Remove artifacts that are not in use, least recently used first, down to the limit.
 
-        Removes leftovers of killed processes too. Raises ArtifactError if the disk refuses.
+        Unfinished fetches too. Raises ArtifactError if the disk refuses.
         """
         # Two processes at once remove the same artifacts, in the same order.
         with writing(self.directory, ArtifactError):
@@ -123,8 +113,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
             total = sum(sizes)
             for entry, size in zip(entries, sizes, strict=True):
                 # An artifact whose files are hard links into a store frees no space.
-                is_needed = size if total > self.limit else not entry.exists
-                if is_needed and _drop(entry):
+                if size and total > self.limit and _drop(entry):
                     total -= size
 
     def _entry(self, manifest: Manifest) -> _Entry:
@@ -138,20 +127,15 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         with self._lock:
             held = self._held.get(entry.used)
             if held is None:
-                held = self._held[entry.used] = _lock_shared(entry.used)
+                held = self._held[entry.used] = _open_lock(entry.used)
+                fcntl.flock(held, fcntl.LOCK_SH)
             os.utime(held)
 
     def _entries(self) -> Iterator[_Entry]:
-        """Yield the cached artifacts. Removes what killed processes left; ignores other files."""
-        for stage in self.directory.iterdir():
-            if not _is_directory(stage):
-                continue
-            found = sorted(path.name for path in stage.iterdir())
-            for name in found:
-                if _LEAVING.fullmatch(name):
-                    shutil.rmtree(stage / name, ignore_errors=True)
-            names = {match["name"] for name in found if (match := _NAME.fullmatch(name))}
-            for name in sorted(names):
+        """Yield the cached artifacts, whole or not. Ignores other files."""
+        for stage in filter(_is_directory, self.directory.iterdir()):
+            found = [_NAME.fullmatch(path.name) for path in stage.iterdir()]
+            for name in sorted({match["name"] for match in found if match}):
                 yield _Entry(directory=stage / name)
 
 
@@ -264,43 +248,19 @@ def _disk_use(directory: Path) -> int:
 
 def _drop(entry: _Entry) -> bool:
     """Remove an artifact unless it is in use. Returns whether it was removed."""
-    with contextlib.ExitStack() as stack:
-        descriptor = os.open(entry.used, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        stack.callback(os.close, descriptor)
-        # The second: another process removed the artifact meanwhile.
-        if not try_flock(descriptor) or not _is_at(descriptor, entry.used):
+    descriptor = _open_lock(entry.used)
+    try:
+        if not try_flock(descriptor):
             return False
-        # Renamed first: a crash during rmtree must not leave a half under the artifact's name.
-        leaving = entry.leaving
-        with contextlib.suppress(FileNotFoundError):
-            entry.directory.rename(leaving)
-        shutil.rmtree(leaving, ignore_errors=True)
         shutil.rmtree(entry.unfinished, ignore_errors=True)
-        # No process holds `lock`: one that fetches holds `used` too. `used` is removed last; a
-        # process that waits for it sees that the file is gone and creates another.
-        entry.lock.unlink(missing_ok=True)
-        entry.used.unlink(missing_ok=True)
+        # Renamed first: a crash during rmtree must not leave a half under the artifact's name.
+        with contextlib.suppress(FileNotFoundError):
+            entry.directory.rename(entry.unfinished)
+            shutil.rmtree(entry.unfinished, ignore_errors=True)
         return True
-
-
-def _lock_shared(path: Path) -> int:
-    """Return a descriptor that holds a shared lock on the file at `path`."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            # flock is on the inode. If `_drop` unlinked it between open and lock, the lock excludes
-            # nothing: begin again with the file that is at `path` now.
-            if _is_at(descriptor, path):
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
+    finally:
         os.close(descriptor)
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether `path` still names the file that was opened."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    return False
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
