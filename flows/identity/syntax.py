@@ -12,8 +12,6 @@ from typing import cast
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 # Names that read docstrings. Not whole literals: this module is scanned too.
 _DOCSTRINGS = frozenset((f"__{'doc'}__", f"get{'doc'}"))
-_FLAG = {"typing.TYPE_CHECKING"}
-_NAMESPACES = frozenset({"globals", "locals", "vars", "exec", "eval"})  # which bind any name
 _PARSES = 5  # tries; failures are rare and independent
 
 
@@ -40,7 +38,7 @@ def _parse(source: bytes) -> ast.Module:
 def scan(source: bytes, *, package: str) -> Module:
     """Return a module's digest and references; `package` is where relative imports start."""
     tree = _parse(source)
-    walk = _Walk(package, _flags_of_typing(tree))
+    walk = _Walk(package)
     walk.add(tree)
     return Module(
         digest=hashlib.sha256("\n".join(walk.parts).encode()).hexdigest(),
@@ -53,13 +51,12 @@ def scan(source: bytes, *, package: str) -> Module:
 class _Walk:
     """A syntax tree as a list of words, the same on every Python from 3.11 on (unlike ast.dump)."""
 
-    def __init__(self, package: str, flags: set[str]) -> None:
+    def __init__(self, package: str) -> None:
         self.parts: list[str] = []
         self.imports: set[str] = set()
         self.file_names: set[str] = set()
         self.reads_docstrings = False
         self._package = package
-        self._flags = flags
 
     def add(self, value: object) -> None:
         """Append `value` (a node, a list of nodes, or a plain value) and everything inside."""
@@ -88,9 +85,6 @@ class _Walk:
                 self.file_names.add(node.value)
         elif isinstance(node, ast.JoinedStr):  # some Python versions add empty parts
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in self._flags:
-            self.add(node.orelse)
-            return
         elif isinstance(node, ast.Module) and all(map(_is_idle, node.body)):
             node.body = []  # a package that only has a docstring is as good as an empty one
         self.parts.append(type(node).__name__)
@@ -112,34 +106,6 @@ def _is_idle(item: object) -> bool:
     if isinstance(item, ast.Expr):
         return isinstance(item.value, ast.Constant) and isinstance(item.value.value, str)
     return isinstance(item, ast.Pass)
-
-
-def _flags_of_typing(tree: ast.Module) -> set[str]:
-    """Return the names by which a module has typing's TYPE_CHECKING, which is false at run time.
-
-    A name counts if the module imports it from typing, gives it no other value and has no other way
-    to do that (a star import, `globals()`).
-    """
-    sources: dict[str, set[str]] = {}  # of a name: what is imported under it; "" is another value
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            is_import = isinstance(node, ast.Import)
-            module = "" if is_import else f"{'.' * node.level}{node.module or ''}."
-            for alias in node.names:
-                name = alias.asname or alias.name.partition(".")[0]
-                sources.setdefault(name, set()).add(module + alias.name)
-        elif isinstance(node, ast.Name) and node.id in _NAMESPACES:
-            return set()
-        elif not isinstance(node, ast.alias) and type(getattr(node, "ctx", 0)) is not ast.Load:
-            # Any string: an argument, a caught exception, a key of a namespace.
-            for _, value in ast.iter_fields(node):
-                for name in cast("list[object]", value if isinstance(value, list) else [value]):
-                    if isinstance(name, str):
-                        sources.setdefault(name, set()).add("")
-    if "*" in sources or sources.get("TYPE_CHECKING", _FLAG) != _FLAG:
-        return set()
-    flags = {name for name, found in sources.items() if found == _FLAG}
-    return flags | {f"{n}.TYPE_CHECKING" for n, found in sources.items() if found == {"typing"}}
 
 
 def _is_file_name(text: str) -> bool:
