@@ -297,7 +297,7 @@ def _by_fingerprint(store: Store, reference: str) -> Manifest:
     if len(found) > 1:
         raise ConfigError(
             f"{reference} is ambiguous: the fingerprints of {len(found)} artifacts begin so",
-            hint=_candidates(store, stage, found),
+            hint=_candidates(stage, found),
         )
     manifest = find_manifest(store, ArtifactRef(stage, found[0])) if found else None
     if manifest is None:
@@ -318,24 +318,12 @@ def _fingerprints(store: Store, stage: str, digits: str) -> list[str]:
     return sorted({match[1] for match in matches if match})
 
 
-def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
-    """Return a hint that lists a few artifacts: enough digits to be unique, time and run."""
+def _candidates(stage: str, fingerprints: list[str]) -> str:
+    """Return a hint that lists a few artifacts, by enough digits to be unique."""
     lengths = range(len(short(fingerprints[0])), _WHOLE + 1)
     digits = next(n for n in lengths if len({f[:n] for f in fingerprints}) == len(fingerprints))
-
-    def describe(fingerprint: str) -> str:
-        name = f"{stage}/{fingerprint[:digits]}"
-        try:
-            manifest = find_manifest(store, ArtifactRef(stage, fingerprint))
-        except ArtifactError:
-            return f"{name} (its manifest is damaged)"
-        if manifest is None:
-            return f"{name} (gone)"
-        return f"{name} ({manifest.provenance.created}, run {manifest.provenance.run})"
-
-    shown = list(map(describe, fingerprints[:_SHOWN_CANDIDATES]))
-    more = len(fingerprints) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    names = [f"{stage}/{fingerprint[:digits]}" for fingerprint in fingerprints]
+    return f"{listed(names, _SHOWN_CANDIDATES)}; `nanochat ls NAME` shows each"
 
 
 def _builder(store: Store, manifest: Manifest) -> Run:

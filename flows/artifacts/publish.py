@@ -27,7 +27,6 @@ from flows.identity.manifest import FORMAT, File, Input, Manifest, Provenance, d
 from flows.identity.records import find_document, repair_hint
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef, stamp
-from infra.parallel import in_parallel
 from infra.storage.base import OnBytes, Retry, Store, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
@@ -61,11 +60,6 @@ def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
             hint=repair_hint("delete it and run the stage again"),
         )
     return manifest
-
-
-def find_manifests(store: Store, refs: Iterable[ArtifactRef]) -> list[Manifest | None]:
-    """Return the manifest of each artifact, in order, read in parallel; None as `find_manifest`."""
-    return list(in_parallel(lambda ref: find_manifest(store, ref), refs))
 
 
 def publish(

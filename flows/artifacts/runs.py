@@ -196,16 +196,11 @@ def listed_runs(store: Store, name: str | None = None) -> list[tuple[str, str]]:
 def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
     """Return the last `count` runs of any name, latest first; only these are read.
 
-    A record that cannot be read is left out; the reason is appended to `unread`.
+    A record that is gone is left out, and so is one that cannot be read, whose reason is appended
+    to `unread`.
     """
     ids = list(dict.fromkeys(run for _, run in listed_runs(store)))
-    found: list[Run] = []
-    before = len(unread)
-    # Again, where records were deleted: their names stay until garbage is collected.
-    while ids and (missing := count - len(found) - (len(unread) - before)) > 0:
-        found += find_whole_runs(store, ids[:missing], unread)
-        del ids[:missing]
-    return found
+    return find_whole_runs(store, ids[:count], unread)
 
 
 def start_hint(store: Store, profile: str | None = None) -> str:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.pins import Log, Pause, pin
-from flows.artifacts.publish import commit, find_manifest, find_manifests, find_whole
+from flows.artifacts.publish import commit, find_manifest, find_whole
 from flows.artifacts.revocations import (
     Revoked,
     ancestors_revoked,
@@ -174,10 +174,10 @@ def push(
 
 def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     """Return what `target` lacks of these artifacts, by the sizes of its objects. Reads only."""
-    known = find_manifests(target, [manifest.ref for manifest in manifests])
     ours: list[Manifest] = []
     adopted: list[Manifest] = []
-    for manifest, theirs in zip(manifests, known, strict=True):
+    for manifest in manifests:
+        theirs = find_manifest(target, manifest.ref)
         # Equal bytes: an earlier push wrote it; its files are checked again all the same.
         if theirs is None or theirs.to_json() == manifest.to_json():
             ours.append(manifest)
