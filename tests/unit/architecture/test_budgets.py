@@ -13,15 +13,15 @@ from bench.count import CONTROL_PLANE, Count, count
 from tests.unit.architecture.test_files import ROOT
 
 LINES = {
-    "flows": 27_100,
-    "infra": 5_861,
+    "flows": 26_747,
+    "infra": 5_828,
     "deployments": 791,
     "nanochat_flows": 232,
     "nanochat_core": 28_155,
     "tasks": 3_807,
-    "tests": 85_247,
+    "tests": 84_845,
 }
-MECHANISMS = {"classes": 227, "requests": 9, "times": 63, "retries": 5, "pools": 22}
+MECHANISMS = {"classes": 227, "requests": 9, "times": 62, "retries": 5, "pools": 19}
 
 
 @pytest.mark.parametrize("package", LINES)
