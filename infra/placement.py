@@ -205,10 +205,18 @@ def default_sinks() -> tuple[str, ...]:
 
 
 def default_home() -> Path:
-    """Return NANOCHAT_HOME, else ~/.nanochat-flows."""
+    """Return NANOCHAT_HOME, else ~/.nanochat-flows if that exists or XDG_DATA_HOME is not set.
+
+    Else nanochat-flows in XDG_DATA_HOME, which the XDG base directory specification ignores if it
+    is not absolute.
+    """
     # A file of variables, or quotes, leave the ~ to us: it must not become a folder of that name.
-    given = Path(os.environ.get("NANOCHAT_HOME") or "~/.nanochat-flows")
-    return given.expanduser().absolute()
+    if given := os.environ.get("NANOCHAT_HOME"):
+        return Path(given).expanduser().absolute()
+    usual, data = Path("~/.nanochat-flows").expanduser(), os.environ.get("XDG_DATA_HOME", "")
+    if usual.exists() or not Path(data).is_absolute():
+        return usual.absolute()
+    return Path(data) / "nanochat-flows"
 
 
 def default_store(home: Path) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_every_page_is_in_the_sites_navigation() -> None:
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     elsewhere = {"package.md", *(f"decisions/{path.name}" for path in DECISIONS)}
-    found = re.findall(r'= "([\w/-]+\.md)"', (ROOT / "zensical.toml").read_text())
+    found = re.findall(r'= "([\w./-]+\.md)"', (ROOT / "zensical.toml").read_text())
 
     assert sorted(found) == sorted(pages - elsewhere)
+
+
+def test_the_version_has_a_section_in_the_changelog_and_is_the_one_to_cite() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\n## {version} - 20" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

@@ -247,3 +247,18 @@ def test_a_home_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("NANOCHAT_HOME", "~/nc")
     assert default_home() == Path("/home/me/nc")
+
+
+def test_a_new_home_is_where_xdg_has_data_and_an_existing_one_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usual = tmp_path / ".nanochat-flows"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NANOCHAT_HOME", "")
+    for unset in ("", "data"):  # a relative path is no directory of data
+        monkeypatch.setenv("XDG_DATA_HOME", unset)
+        assert default_home() == usual
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_home() == Path("/data/nanochat-flows")
+    usual.mkdir()
+    assert default_home() == usual

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from importlib.metadata import version
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_talking_to_a_model_offers_nothing_that_only_training_reads():
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
 def test_the_version_is_the_packages(word, terminal):
-    assert terminal.said(word) == ["0.1.0"]
+    assert terminal.said(word) == [version("nanochat-flows")]
 
 
 def test_profiles_are_listed_with_what_they_are(terminal):
