@@ -55,10 +55,11 @@ class Case:
     window_pattern: str | None = None  # the peer's option; None: its default
     compile: Compile = True  # our side, and the peer's unless `peer_compile` says otherwise
     peer_compile: bool | None = None
-    # Of our side where bench/gpu trains: numerics.fp8_scales and fp8_sums, and two placements.
+    # Of our side where bench/gpu trains: numerics.fp8_scales and fp8_sums, and three placements.
     fp8_scales: str = "amax"
     fp8_sums: str = "exact"
     qk_kernel: bool = False
+    weight_kernel: bool = False
     autotune: bool = False
     width: int | None = None  # there; None: 64 channels a layer
 

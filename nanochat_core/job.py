@@ -65,6 +65,7 @@ class Resources:
     compile: Compile = False  # by torch.compile: true: whole passes; "blocks": each kind of block
     autotune: bool = False  # `compile` times each product, also fused with what follows; untried
     qk_kernel: bool = False  # on GPUs: rotary positions and QK norm in a kernel of ours; untried
+    weight_kernel: bool = False  # on GPUs, bf16: gradients of matrices by a kernel of ours; untried
     determinism: Determinism = "default"  # "strict": only deterministic kernels
     sinks: tuple[str, ...] = ()  # trackers that also get the metrics: "wandb", "trackio"
 

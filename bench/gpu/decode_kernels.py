@@ -44,6 +44,7 @@ from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.model import qk_kernel
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.matrices import kernel as matrix_kernel
 from nanochat_core.model.shape import head_dim
 from nanochat_core.model.tables import kernel as table_kernel
 from nanochat_core.scaling import model_for_depth, numerics
@@ -200,6 +201,8 @@ def show_training() -> None:
         say(" | ".join((name, *map(str, numbers_shown), f"{moved / 1e6:.1f}")))
         result("training kernel", kernel=name, bytes=moved, **used)
     table_kernels(x.size(0) * x.size(1), 32768, 768)
+    for shape in ((768, 768), (3072, 768)):
+        matrix_kernels(x.size(0) * x.size(1), *shape)
 
 
 def table_kernels(tokens: int, vocab: int, width: int) -> None:
@@ -220,6 +223,25 @@ def table_kernels(tokens: int, vocab: int, width: int) -> None:
         name = f"table {kernel.fn.__name__}"
         used = resources_of(kernel.warmup(*args, grid=grid, **options))
         shown = ("1 a table", "x".join(map(str, grid)), table_kernel.WARPS, *used.values())
+        say(" | ".join((name, *map(str, shown), f"{size / 1e6:.1f}")))
+        result("training kernel", kernel=name, bytes=size, **used)
+
+
+def matrix_kernels(tokens: int, outputs: int, inputs: int) -> None:
+    """Print what the gradient of a matrix uses; bytes are those of its factors, pieces and sum."""
+    grad, x = (
+        torch.empty(tokens, side, dtype=torch.bfloat16, device=META) for side in (outputs, inputs)
+    )
+    total = torch.empty(outputs, inputs, device=META)
+    launches = matrix_kernel.launches(grad, x, total, holds=True)
+    tall, wide, _ = matrix_kernel.TILE
+    tiles = launches[1][1][0]
+    pieces = 4 * tall * wide * (matrix_kernel.PROGRAMS + tiles)  # at most
+    moved = grad.nbytes + x.nbytes + pieces, pieces + 2 * total.nbytes
+    for (kernel, grid, args, options), size in zip(launches, moved, strict=True):
+        name = f"matrix {outputs} x {inputs} {kernel.fn.__name__}"
+        used = resources_of(kernel.warmup(*args, grid=grid, **options))
+        shown = ("1 a matrix", "x".join(map(str, grid)), matrix_kernel.WARPS, *used.values())
         say(" | ".join((name, *map(str, shown), f"{size / 1e6:.1f}")))
         result("training kernel", kernel=name, bytes=size, **used)
 

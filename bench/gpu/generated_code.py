@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--fp8-scales", choices=("amax", "bound"), default="amax")
     parser.add_argument("--compile", choices=("whole", "blocks"), default="whole", help="ours")
     parser.add_argument("--qk-kernel", action="store_true", help="of our placement")
+    parser.add_argument("--weight-kernel", action="store_true", help="likewise, in bf16")
     parser.add_argument("--keep", type=Path, help="write the generated code into this directory")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -82,6 +83,7 @@ def run_case(
         "nanochat": str(options.nanochat),
         "fp8_scales": options.fp8_scales,
         "qk_kernel": options.qk_kernel,
+        "weight_kernel": options.weight_kernel,
         "by_block": options.compile == "blocks",
         "keep": str(options.keep) if options.keep else None,
     }
@@ -260,7 +262,7 @@ def count_kernels(scheduler: Any, case: Any) -> dict[str, Any]:
 
 def kind_of(kernel: str) -> str:
     """Return which kind an operation outside the compiler's own kernels is."""
-    if "mm" in kernel:
+    if "mm" in kernel or "weight_gradient" in kernel:
         return "product"
     return "attention" if "attention" in kernel else "other"
 
@@ -281,7 +283,8 @@ def our_pass(case: Any, passes: list[dict[str, Any]]) -> None:
     from nanochat_core.model import attention, fp8, gpt
     from nanochat_core.model.attention_cudnn import attention as cudnn
     from nanochat_core.model.gradient_sum import GradientSum
-    from nanochat_core.model.layers import Embedding, refresh_fp8
+    from nanochat_core.model.layers import Embedding, Linear, refresh_fp8
+    from nanochat_core.model.matrices import gradient as matrix_gradient
     from nanochat_core.model.qk_kernel import rotate_normalise
     from nanochat_core.scaling import run_for_depth, windows_for
 
@@ -293,10 +296,13 @@ def our_pass(case: Any, passes: list[dict[str, Any]]) -> None:
             replace(run.model, **shape), replace(run.numerics, fp8_scales=case.fp8_scales)
         )
     allocate(model, lambda p: torch.bfloat16 if p.numel() >= 1024 else p.dtype)
+    adding = (Embedding, Linear) if case.weight_kernel else Embedding
     for module in model.modules():
-        if isinstance(module, Embedding):
+        if isinstance(module, adding):
             module.gradient_sum = GradientSum(torch.device("cuda"), mock.Mock(), mock.Mock())
     attention._call = cudnn  # pyright: ignore[reportPrivateUsage] - `choose` would try it
+    if case.weight_kernel:
+        matrix_gradient.DEVICES.add("cuda")
     if case.qk_kernel:
         attention._qk_kernel = rotate_normalise  # pyright: ignore[reportPrivateUsage]
     tokens = torch.zeros(case.rows, length, dtype=torch.int64, device="cuda")
@@ -305,12 +311,13 @@ def our_pass(case: Any, passes: list[dict[str, Any]]) -> None:
             refresh_fp8(model)
     compiled_by_shape = gpt.compiled_by_shape
 
-    def counted(part: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
-        compiled = compiled_by_shape(part, mode)
+    def counted(part: Callable[..., Any], options: Any) -> Callable[..., Any]:
+        compiled = compiled_by_shape(part, options)
 
         def call(*args: Any) -> Any:
             generate(compiled, passes, *args)
-            return part(*args)  # the shapes of its outputs
+            with torch.compiler.set_stance("force_eager"):  # what it calls is compiled functions
+                return part(*args)  # the shapes of its outputs
 
         return call
 

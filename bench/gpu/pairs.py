@@ -42,13 +42,14 @@ PROFILED = 1  # steps
 PEERS = ("ours", "shipped", "L")
 LEVERS: dict[str, dict[str, Any]] = {
     "qk_kernel": {"qk_kernel": True},
+    "weight_kernel": {"weight_kernel": True},
     "autotune": {"autotune": True},
     "blocks": {"compile": "blocks"},
     "bound": {"fp8_scales": "bound"},
     "fast": {"fp8_sums": "fast"},
 }
 TWICE = "rows"  # the lever: twice as many at a time, in half as many micro-steps
-NOT_ON_A_CPU = ("qk_kernel", "autotune", "blocks")
+NOT_ON_A_CPU = ("qk_kernel", "weight_kernel", "autotune", "blocks")
 
 
 def gpu_case(name: str, depth: int, precision: str, rows: int, accumulate: int) -> Case:

@@ -1,7 +1,7 @@
 """The steps of the schedule, in order of their value: command, hard end, and what they pass by.
 
 A step first prepares itself (it compiles, beside others), then it has the GPU alone. `seconds` is
-the hard end of the second part, `ready` of the first. The first eleven are the quarter of an hour;
+the hard end of the second part, `ready` of the first. The first twelve are the quarter of an hour;
 those after them come where more minutes are given, or are left.
 """
 
@@ -126,14 +126,25 @@ QUARTER = (
     ),
     Step(
         name="d12 knobs",
-        seconds=60,
+        seconds=40,
         ready=200,
         cores=4,
-        gigabytes=70,
+        gigabytes=52,
         program="-m bench.gpu.pairs d12",
-        options="--peers --levers autotune rows --steps 4 --ready 190",
-        dry="--peers --levers autotune rows --dry",
+        options="--peers --levers weight_kernel autotune --steps 4 --ready 190",
+        dry="--peers --levers weight_kernel autotune --dry",
         passes="worth it: a ratio below 0.99",
+    ),
+    Step(
+        name="d12 rows",
+        seconds=20,
+        ready=100,
+        cores=2,
+        gigabytes=52,
+        program="-m bench.gpu.pairs d12",
+        options="--peers --levers rows --steps 4 --rounds 1 --ready 90",
+        dry="--peers --levers rows --dry",
+        passes="figures: as many tokens in half as many micro-steps",
     ),
     Step(
         name="kernels",

@@ -20,6 +20,7 @@ from nanochat_core.config import RunConfig
 from nanochat_core.model import gpt
 from nanochat_core.model.attention import attention_backend, choose, choose_qk_kernel
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.matrices.gradient import choose_weight_kernel
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
@@ -56,6 +57,7 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
     model = make_model(dataclasses.replace(run, numerics=numerics), device)
     choose(case["attention"], device, model.dtype)
     choose_qk_kernel(case["qk_kernel"], device, head_dim(run.model))
+    choose_weight_kernel(case["weight_kernel"], device)
     optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
     if case["compile"]:
         model.compile_passes(by_block=case["compile"] == "blocks", autotune=case["autotune"])

@@ -16,6 +16,7 @@ from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linears as fp8_linears
 from nanochat_core.model.gradient_sum import Weighted
+from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.model.tables import gradient
 from nanochat_core.runtime.hardware.device import compute_dtype
@@ -59,9 +60,12 @@ class Linear(Weighted):
         quantised = self.in_training()
         if quantised is not None:
             return fp8_linears(x, [self.weight], [quantised])[0]
-        is_fp32 = self.dtype == torch.float32
-        if is_fp32 and torch.is_grad_enabled() and kernels.usable(x, self.weight):
-            return kernels.linear(x, self.weight)
+        if torch.is_grad_enabled():
+            narrow = x.to(self.dtype)
+            if self.gradient_sum and matrix_gradient.adds(narrow, self.weight):
+                return matrix_gradient.linear(narrow, self.weight, self.gradient_sum).to(x.dtype)
+            if self.dtype == torch.float32 and kernels.usable(x, self.weight):
+                return kernels.linear(x, self.weight)
         return F.linear(x.to(self.dtype), self.weight.to(self.dtype)).to(x.dtype)
 
     def in_training(self) -> Quantised | None:

@@ -45,6 +45,7 @@ from torch import Tensor, nn
 
 from nanochat_core.config import OptimizerConfig
 from nanochat_core.model.gradient_sum import GradientSum, Weighted, unit_gradient
+from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.groups import adamw_groups, group_of, layer_of
 from nanochat_core.optim.january import clip_factor, newton_schulz_muon_, squared_norm
@@ -101,8 +102,9 @@ class Optimizer:
                 hook = partial(_collect, weakref.ref(self), index, weakref.ref(part))
                 part.parameter.register_post_accumulate_grad_hook(hook)
                 module = modules.get(id(part.parameter))
-                # Matrices in blocks are Muon's, and add nothing by themselves.
-                if module is not None and stack.group is not None and not stack.replicated:
+                # Matrices in blocks, which are Muon's, add by themselves on DEVICES alone.
+                adds = stack.group is not None or device.type in matrix_gradient.DEVICES
+                if module is not None and adds and not stack.replicated:
                     take = partial(_take_sum, weakref.ref(stack), weakref.ref(part))
                     GradientSum(part.parameter.device, take, hook).attach(module, stack)
 

@@ -51,15 +51,35 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return compiled_by_shape(function)
 
 
-def compiled_by_shape(function: Callable[P, R], mode: str | None = None) -> Callable[P, R]:
-    """Return the function compiled by torch for each shape by itself. `mode`: torch.compile's."""
+def autotuning(*, fuse_products: bool) -> dict[str, bool]:
+    """Return torch.compile's options with which the compiler times several kernels a product.
+
+    `fuse_products`: it also tries what follows a product inside the product's kernel.
+    """
+    # The first two are torch's mode "max-autotune-no-cudagraphs". The third, off by default in
+    # torch 2.11, adds the only products in Triton that load as cuBLAS's do.
+    options = {
+        "max_autotune": True,
+        "coordinate_descent_tuning": True,
+        "triton.enable_persistent_tma_matmul": True,
+    }
+    if fuse_products:
+        # Otherwise the compiler finds that a product and the views of it share no memory.
+        options["loop_ordering_after_fusion"] = False
+    return options
+
+
+def compiled_by_shape(
+    function: Callable[P, R], options: dict[str, bool] | None = None
+) -> Callable[P, R]:
+    """Return the function compiled by torch for each shape by itself; options: torch.compile's."""
     # Beyond the limit nothing is compiled: which shapes that hits would depend on the past, too.
     limit: dict[str, Any] = {"recompile_limit": _SHAPES}
     if limit.keys() - signature(torch.compile).parameters.keys():
         from torch._dynamo import config
 
         config.recompile_limit, limit = _SHAPES, {}  # torch 2.11 has one limit for all functions
-    return torch.compile(function, dynamic=False, mode=mode, **limit)
+    return torch.compile(function, dynamic=False, options=options, **limit)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from nanochat_core.model.attention import choose, choose_qk_kernel
 from nanochat_core.model.checkpoint import has_state, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import activation_dtype
+from nanochat_core.model.matrices.gradient import choose_weight_kernel
 from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
@@ -103,6 +104,7 @@ def open_loop(
         world=world,
     )
     choose_qk_kernel(job.resources.qk_kernel, device, head_dim(model.config))
+    choose_weight_kernel(job.resources.weight_kernel, device)
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if init_from is not None:
         load_optimizer_state(optimizer, init_from, progress)

@@ -78,7 +78,7 @@ def test_the_whole_quarter_runs_dry_and_claims_nothing_that_only_a_gpu_gives(dry
         assert classes["optimizer"]["products"] > 0
         assert classes["loss"]["products"] > 0
     assert "slice we, bound" in dry.results("slice")
-    assert "d12 we, rows" in dry.results("d12 knobs")
+    assert "d12 we, rows" in dry.results("d12 rows")
     assert "product d1 up, dW" in dry.results("products")
     assert dry.results("decode")["profile decode torch, 2 rows"]["classes"]["rest"]["products"] > 0
     # The tests for a GPU are collected, and skipped.

@@ -69,14 +69,22 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch, by_block):
     torch._dynamo.reset()
 
 
-def test_only_autotune_has_products_timed(monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # what torch imports for its compiler has some
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_only_autotune_has_products_timed_and_in_bf16_also_fused_ones(monkeypatch, precision):
     asked = []
-    monkeypatch.setattr(torch, "compile", lambda pass_, **how: asked.append(how["mode"]) or pass_)
-    model = GPT(CONFIG, numerics("fp32"))
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda pass_, **how: asked.append(how) or pass_)
+    model = GPT(CONFIG, numerics(precision))
     model.init_weights(1)
     model.compile_passes()
     model.compile_passes(autotune=True)
-    assert asked == [None, "max-autotune-no-cudagraphs"]
+    plain, timed = (how["options"] for how in asked)
+    assert plain is None
+    assert timed["max_autotune"]
+    assert timed["triton.enable_persistent_tma_matmul"]
+    assert timed.get("loop_ordering_after_fusion", True) is (precision == "fp8")
+    compile_(len, options=timed)  # raises where torch does not know an option
 
 
 @pytest.mark.parametrize("of_chat", [False, True])

@@ -1,0 +1,168 @@
+"""The gradient of a matrix that a backward pass adds to its sum: a CPU, interpreted, a GPU."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from bench.our_train import make_job
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.gradient_sum import GradientSum
+from nanochat_core.model.layers import Linear
+from nanochat_core.model.matrices import gradient as matrix_gradient
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.distributed import ALONE
+from nanochat_core.train import pretrain
+from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
+from tests.support.nanochat_core.optim.ranks import RATES, gradients_of, make_model
+
+pytestmark = pytest.mark.torch
+
+CASE = {
+    **{"depth": 1, "precision": "fp32", "sequence_len": 16, "vocab_size": 265, "threads": 1},
+    **{"rows": 1, "accumulate": 1, "device": "cpu", "attention": "auto", "compile": False},
+}
+
+
+@pytest.fixture
+def adding(monkeypatch):
+    """A CPU adds the gradients of matrices to their sums, as a GPU does; also small matrices'."""
+    monkeypatch.setattr(matrix_gradient, "DEVICES", {"cpu", "cuda"})
+    monkeypatch.setattr(matrix_gradient, "MIN_SIDE", 16)
+
+
+def factors(outputs=48, inputs=32, device="cpu"):
+    generator = torch.Generator(device).manual_seed(1)
+    return [
+        torch.randn(2, 40, side, device=device, generator=generator).bfloat16()
+        for side in (outputs, inputs)
+    ]
+
+
+def test_outputs_and_gradients_are_those_of_a_plain_linear_map(adding):
+    grad, x = factors()
+    linear = Linear(32, 48)
+    linear.dtype = torch.bfloat16
+    torch.nn.init.normal_(linear.weight, generator=torch.Generator().manual_seed(2))
+    plain, ours = (x.clone().requires_grad_() for _ in range(2))
+    expected = linear(plain)
+    expected.backward(grad)
+    total, calls = torch.full((48, 32), torch.nan), []
+    into = GradientSum(x.device, lambda: (total, bool(calls)), calls.append)
+    linear.gradient_sum, linear.weight.grad = into, None
+    exact = grad.flatten(0, 1).double().T @ x.flatten(0, 1).double()
+    for count in (1, 2):
+        ours.grad = None
+        found = linear(ours)
+        found.backward(grad)
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(ours.grad, plain.grad, rtol=0, atol=0)
+        assert len(calls) == count
+        torch.testing.assert_close(total.double(), count * exact, atol=1e-4, rtol=1e-5)
+    assert linear.weight.grad is None
+
+
+def test_only_large_matrices_in_bf16_add_by_themselves(adding, monkeypatch):
+    x, weight = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(256, 128)
+    assert matrix_gradient.adds(x, weight)
+    assert not matrix_gradient.adds(x.float(), weight)
+    assert not matrix_gradient.adds(x, weight[:6])
+    assert not matrix_gradient.adds(x, weight[:100])  # rows of 200 bytes: none of 16
+    monkeypatch.setattr(matrix_gradient, "DEVICES", {"cuda"})
+    assert not matrix_gradient.adds(x, weight)
+
+
+def test_the_operator_keeps_torchs_rules_for_its_like():
+    grad, x = factors()
+    into = GradientSum(grad.device, lambda: (torch.zeros(48, 32), True), lambda proxy: None)
+    torch.library.opcheck(
+        matrix_gradient.add_weight_gradient,
+        (grad, x, into.number),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def passes(optimizer, model):
+    """Run two micro-steps; return the matrices' gradients."""
+    tokens = torch.randint(60, (4, 16), generator=torch.Generator().manual_seed(1))
+    for last in (False, True):
+        loss = model.summed_loss(tokens, tokens.roll(1), 1 / 64)
+        optimizer.backward(loss, last=last)
+    return {name: t for name, t in gradients_of(optimizer).items() if t.ndim == 2}
+
+
+def test_an_optimizer_sums_and_steps_as_with_autograds_gradients(adding, monkeypatch):
+    model = make_model("bf16")
+    optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+    add = mock.Mock(side_effect=matrix_gradient.add_in_torch)
+    monkeypatch.setattr(matrix_gradient, "add_in_torch", add)
+    found = passes(optimizer, model)
+    matrices = [n for n in found if n.startswith("transformer.h") and "gate" not in n]
+    assert add.call_count == 2 * len(matrices) == 2 * 6 * 3
+    monkeypatch.setattr(matrix_gradient, "DEVICES", set())
+    plain = make_model("bf16")
+    expected = passes(Optimizer(plain, RATES, precision="bf16", world=ALONE), plain)
+    assert add.call_count == 2 * len(matrices)
+    assert found.keys() == expected.keys()
+    for name in matrices:  # autograd's were rounded to bf16 in each micro-step
+        error = (found[name] - expected[name]).norm() / expected[name].norm()
+        assert 0 < error < 2**-8, name
+    optimizer.start_reduce_scatter()
+    optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
+    assert not gradients_of(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
+def test_a_compiled_pass_is_one_graph_and_adds_once(adding):
+    grad, x = factors()
+    linear = Linear(32, 48)
+    linear.dtype = torch.bfloat16
+    torch.nn.init.normal_(linear.weight, generator=torch.Generator().manual_seed(2))
+    total = torch.zeros(48, 32)
+    linear.gradient_sum = GradientSum(x.device, lambda: (total, True), lambda _: None)
+    leaf = x.requires_grad_()
+    linear(leaf).backward(grad)
+    expected = total.clone()
+    assert expected.any()
+    torch.compile(linear, backend="aot_eager", fullgraph=True)(leaf).backward(grad)
+    torch.testing.assert_close(total, 2 * expected)
+
+
+def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path):
+    job = make_job(CASE, tmp_path, num_steps=1, weight_kernel=True)
+    with pytest.raises(
+        ConfigError, match="the weight kernel cannot run here: it needs a GPU"
+    ) as raised:
+        pretrain.run(job)
+    assert raised.value.hint == "--place weight_kernel=false"
+    assert not matrix_gradient.DEVICES
+
+
+@needs_triton
+def test_the_interpreted_kernels_add_what_float64_adds():
+    check_interpreted("model/interpreted_matrix_kernel.py")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("outputs", "inputs"), [(768, 768), (640, 2560), (6144, 1536)])
+def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(outputs, inputs):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    matrix_gradient.choose_weight_kernel(True, torch.device("cuda"))
+    from nanochat_core.model.matrices.kernel import add
+
+    try:
+        grad, x = (t.flatten(0, 1) for t in factors(outputs, inputs, "cuda"))
+        grad, x = (t.repeat(100, 1) for t in (grad, x))
+        expected = 2 * (grad.double().T @ x.double())
+        found = []
+        for _ in range(3):
+            total = torch.full((outputs, inputs), torch.nan, device="cuda")
+            for holds in (False, True):
+                add(grad, x, total, holds=holds)
+            found.append(total)
+        assert all(torch.equal(total, found[0]) for total in found)
+        error = (found[0] - expected).abs().max() / expected.abs().max()
+        assert error < 1e-5
+    finally:
+        matrix_gradient.choose_weight_kernel(False, torch.device("cuda"))
