@@ -199,9 +199,7 @@ class GPT(LateModule):
         """
         # A table made while a pass is traced would have the second pass compiled again.
         self._rotary_table(self.config.sequence_len, self.lm_head.weight.device)
-        # In fp8 fused products would cost 8 % more bytes elsewhere: casts fuse less.
-        fuse = self.numerics.precision != "fp8"
-        options = autotuning(fuse_products=fuse) if autotune else None
+        options = autotuning(self.numerics.precision) if autotune else None
 
         def compiled(part: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return compiled_by_shape(part, options)
