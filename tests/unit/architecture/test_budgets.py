@@ -17,7 +17,7 @@ LINES = {
     "infra": 5_836,
     "deployments": 791,
     "nanochat_flows": 232,
-    "nanochat_core": 28_438,
+    "nanochat_core": 28_437,
     "tasks": 3_807,
     "tests": 85_121,
 }
