@@ -48,7 +48,7 @@ class Section:
     key: Mapping[str, Mapping[str, Any]] | None = None  # by name: the style of its lines in charts
     charts: Sequence[tuple[str, str, str, Drawable]] = ()  # title, caption, steps of resumes
     table: Table | None = None
-    style: str = "wide"  # of the table on the page: its CSS classes
+    style: str = "wide cards"  # of the table on the page: its CSS classes
     facts: Sequence[tuple[str, str]] = ()
     samples: Sequence[Sample] = ()
     code: str = ""

@@ -57,6 +57,11 @@ def test_the_page_fits_its_window_and_each_run_has_a_line_of_its_own(
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
         assert page.evaluate(OVERFLOW) == []
+        # Differences are what a reader looks for: a phone shows them without scrolling sideways.
+        edges = page.locator("td.better").evaluate_all(
+            "all => all.map((e) => e.getBoundingClientRect().right)"
+        )
+        assert window != PHONE or max(edges) <= PHONE["width"]
         paper, ink = page.evaluate(LIGHTNESS)
         assert (paper > ink) is (scheme == "light")
     keys = page.locator(".key i").evaluate_all(
