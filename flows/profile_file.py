@@ -91,7 +91,7 @@ def _check_depth(tree: Mapping[str, Any], depth: int | None) -> None:
     if depth is not None and of_sizes not in (None, depth):
         raise ConfigError(
             f"depth is {depth}, but its settings are those of depth {of_sizes}",
-            hint=f"write the settings of that depth anew: nanochat config PROFILE --depth {depth}",
+            hint=f"write the settings of that depth again: nanochat config PROFILE --depth {depth}",
         )
 
 

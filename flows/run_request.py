@@ -48,7 +48,7 @@ _USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """The declaration of a parameter, beside its name, type and default.
+    """The declaration of a parameter, besides its name, type and default.
 
     The rules, in JSON schema, bind forms and API clients: the server names the field that breaks
     one. They do not bind a caller in Python; the flow checks with better messages.

@@ -264,7 +264,7 @@ def gpu_name(root: Path = Path("/")) -> str | None:
 
 
 def _count_amd(root: Path) -> int:
-    """Return the number of AMD GPUs; 0 if torch cannot use them, as beside an integrated one."""
+    """Return the number of AMD GPUs; 0 if torch cannot use them, as next to an integrated one."""
     nodes = list(root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id"))
     if not nodes or not _has_rocm():
         return 0

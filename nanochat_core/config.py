@@ -19,7 +19,7 @@ from nanochat_core.section import (
     within,
 )
 
-MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
+MAX_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
 _MAY_BE_ZERO = (
     *("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples", "skip"),
@@ -39,8 +39,8 @@ class NumericsConfig(Section):
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
     softcap: float = within(1e-3, 30.0)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
-    gate_channels: int = within(1, MOST_WIDTH)  # the gate reads so many, from the first on
-    smear_channels: int = within(1, MOST_WIDTH)
+    gate_channels: int = within(1, MAX_WIDTH)  # the gate reads so many, from the first on
+    smear_channels: int = within(1, MAX_WIDTH)
     norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
     # matrices', and the per-layer scalars, evenly spaced from the first layer to the last.
@@ -74,9 +74,9 @@ class ModelConfig(Section):
     """The shape of the transformer."""
 
     depth: int = within(1, 1024)
-    width: int = within(2, MOST_WIDTH)
-    num_heads: int = within(1, MOST_WIDTH)
-    num_kv_heads: int = within(1, MOST_WIDTH)
+    width: int = within(2, MAX_WIDTH)
+    num_heads: int = within(1, MAX_WIDTH)
+    num_kv_heads: int = within(1, MAX_WIDTH)
     sequence_len: int = within(1, 2**20)
     vocab_size: int = within(1, 2**20)
     windows: tuple[int, ...] = within(0, 2**21)  # per layer: keys left of a query that it sees

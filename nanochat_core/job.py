@@ -214,7 +214,7 @@ def digests_of(directory: Path, *, beat: Callable[[], None] = lambda: None) -> d
 def check_checkpoints(directory: Path) -> None:
     """Raise StageError if `directory` has a committed checkpoint of another format."""
     # Another version of the code can resume from it, so this one must not rename it, prune it or
-    # save beside it.
+    # save next to it.
     for commit in sorted(directory.glob("step-*/COMMIT.json")):
         try:
             number = json.loads(commit.read_text(encoding="utf-8"))["format"]

@@ -268,7 +268,7 @@ def behind(tokens: Sequence[int]) -> float:
 
 
 def speeds(device: torch.device, found: Device) -> Line:
-    """Measure reading, and products in bf16 and fp8, beside the data sheet."""
+    """Measure reading, and products in bf16 and fp8, as shares of the data sheet."""
     on_gpu = device.type == "cuda"
     side = SQUARE if on_gpu else SMALL
     ceilings = {"read": read_bandwidth(device, threads=1)}

@@ -39,7 +39,7 @@ from nanochat_core.engine.runners.decode_kernels import (
     Launch,
     Target,
 )
-from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES
+from nanochat_core.engine.runners.device_runner import MAX_CANDIDATES
 from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.model import qk_kernel
@@ -117,7 +117,7 @@ def make_kernels(depth: int) -> DecodeKernels:
         ],
         State(MAX_ROWS, config.vocab_size, META),
         stop_tokens=torch.zeros(2, dtype=torch.int64, device=META),
-        num_candidates=MOST_CANDIDATES,
+        num_candidates=MAX_CANDIDATES,
         max_len=longest,
         max_rows=MAX_ROWS,
         target=Target(MULTIPROCESSORS, pdl=True),

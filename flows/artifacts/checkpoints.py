@@ -40,7 +40,7 @@ from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
 KEEP = 2  # steps in the store; an older one is removed once newer ones are committed
-_RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
+_RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, next to its checkpoints
 
 
 def send(

@@ -131,9 +131,9 @@ def _scratch_of(target: Path) -> Generator[Path]:
     """
     if not target.name:
         raise ConfigError(f"{target} cannot be a copy's directory", hint="name one with --to")
-    # Beside the target, so on the same disk: the final rename is one step.
-    beside = target.with_name(f".{target.name}.new")
-    scratch = target / _SCRATCH if target.is_dir() else beside
+    # Next to the target, so on the same disk: the final rename is one step.
+    sibling = target.with_name(f".{target.name}.new")
+    scratch = target / _SCRATCH if target.is_dir() else sibling
     with writing(target, ConfigError, hint="name another directory with --to"):
         scratch.mkdir(parents=True, exist_ok=True)
         # The lock is on the directory itself, so no lock file appears in a person's directory.

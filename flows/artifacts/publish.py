@@ -74,7 +74,7 @@ def publish(
     on_bytes: OnBytes = ignore_bytes,
     retry: Retry = call_once,
 ) -> Published:
-    """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
+    """Store the files in `output` as the artifact `identity`; `logs` are single files next to it.
 
     `check_lease` is called before the first upload and right before the manifest is written, and
     raises if this attempt has lost its lease (flows/leases/lease.py). If another attempt was first,

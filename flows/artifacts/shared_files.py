@@ -15,7 +15,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import ObjectNotFound, Store
 
-LEAST_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than to look for it
+MIN_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than to look for it
 LOOKED_AT = 4  # earlier artifacts
 
 Shared: TypeAlias = dict[tuple[int, str], str]  # size and sha256 -> key of an object
@@ -29,7 +29,7 @@ def sharing(
 
     Yields none while garbage is collected.
     """
-    large = {size for size in sizes if size >= LEAST_SIZE}
+    large = {size for size in sizes if size >= MIN_SIZE}
     shared: Shared = {}
     if large:
         for manifest in earlier:

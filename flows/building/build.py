@@ -192,7 +192,7 @@ def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
             raise ArtifactError(
                 f"{manifest.name} was deleted from {context.store.url} by a garbage collection "
                 f"before run {context.run_id} had recorded that it uses it",
-                hint="run the same command again: it looks for its artifacts anew",
+                hint="run the same command again: it looks for its artifacts again",
             )
 
 

@@ -1,10 +1,10 @@
 """Checkpoints of a job on several nodes: each node sends its shards straight to the store.
 
-Every rank writes its shard on its own machine. Its node uploads it at once, beside the others,
+Every rank writes its shard on its own machine. Its node uploads it at once, next to the others,
 
     {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.safetensors
 
-and reports key, size and sha256 to node 0, which records beside rank 0's own shard that this one is
+and reports key, size and sha256 to node 0, which records next to rank 0's shard that this one is
 complete: rank 0 commits when all are. The stored checkpoint names each shard by its key. `epoch` is
 the fencing token of the lease, so that attempts write to keys of their own.
 
@@ -61,7 +61,7 @@ def upload_shards(
 
 
 def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
-    """Record beside rank 0's shard that another node's is in the store, for rank 0 to commit.
+    """Record next to rank 0's shard that another node's is in the store, for rank 0 to commit.
 
     Raises ArtifactError if the shard is under another key than its own; FileNotFoundError if the
     job dropped this checkpoint meanwhile.

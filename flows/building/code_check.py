@@ -85,7 +85,7 @@ class CodeCheck:
         if files := [name for name in leaked if "/" in name]:
             raise StageError(
                 text + ", ".join(files),
-                hint="name each file by a string in a module beside it that the stage imports",
+                hint="name each file by a string in a module next to it that the stage imports",
             )
         if new := sorted(set(leaked) - self._warned):
             if self.strict:

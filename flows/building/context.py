@@ -18,7 +18,7 @@ from infra.storage.base import Store
 from nanochat_core.config import RunConfig
 
 # Called with a stage's name and an event, from the thread that builds the stage. Kinds of event
-# beside those of runtime.progress:
+# besides those of runtime.progress:
 #
 #     cached    {"uri"}                    the artifact exists; nothing was done
 #     waiting   {"text"}                   for another process; repeated every `terms.report` s

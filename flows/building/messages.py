@@ -64,7 +64,7 @@ class Status:
 
 
 def read_message(kind: type[_M], tree: Mapping[str, Any]) -> _M:
-    """Return a message that was received. Raises LinkLost if it is none: the peer is no node."""
+    """Return a message that was received. Raises LinkLost if the peer is not a node."""
     try:
         return read_record(kind, tree, where="a connection", what="a message of a node")
     except ArtifactError as error:

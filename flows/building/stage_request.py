@@ -121,7 +121,7 @@ def make_request(
 
 
 def read_request(text: str) -> StageRequest:
-    """Return the request that is written as JSON. Raises ConfigError if it is none."""
+    """Return the request that is written as JSON. Raises ConfigError if it is not one."""
     try:
         return read_record(StageRequest, json.loads(text), where="the text", what="a stage request")
     except (ValueError, ArtifactError) as error:

@@ -121,7 +121,7 @@ def eval_rows(manifest: Manifest) -> Iterator[Row]:
     numbers = dict(_numbers("", manifest.provenance.metrics))
     for name, value in numbers.items():
         base, _, end = name.rpartition("_")
-        # A name that merely ends in _low or _high, without its base beside it, is a metric.
+        # A name that merely ends in _low or _high, without its base next to it, is a metric.
         if end in ("low", "high") and base in numbers:
             continue
         ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}

@@ -5,7 +5,7 @@ that did not change has the same evaluation artifact. So a loss against the `pre
 reported once, on the day of the change; against the `best` one, every time until it is recovered.
 
 A loss is a regression if it exceeds what the rule allows and the 95 % interval of the difference,
-of pairs of answers or of rows of text, leaves out 0. Without an interval the rule alone decides.
+of pairs of answers or of rows of text, excludes 0. Without an interval the rule alone decides.
 """
 
 from collections.abc import Mapping, Sequence

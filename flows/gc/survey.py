@@ -50,7 +50,7 @@ def make_survey(
     done = records.edges(unfinished).keys()
     is_in_use = _liveness(inventory, roots, reached, rules, now, done=done)
     garbage = {piece.name: piece for piece in pieces if not is_in_use(piece)}
-    # A mark is void if the piece was written since: its time begins anew.
+    # A mark is void if the piece was written since: its time begins again.
     first = {
         name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
         for name, piece in garbage.items()

@@ -3,7 +3,7 @@
 Code is the static import closure of the stage's entry module inside this repository. A module is
 hashed by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
 meaning is a change. A data file is hashed if a module of the closure names it by a string literal
-and it lies in that module's directory or below ("identity.jsonl" beside
+and it lies in that module's directory or below ("identity.jsonl" next to
 tasks/generated/identity.py), by its bytes.
 
 Not hashed: `CARRIERS`. Imports inside functions are, and those for type checkers alone. A module
@@ -219,7 +219,7 @@ class Code:
         # `more` are entries too, where they exist.
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}
-        # Carriers count as seen: neither they nor what only they import is hashed.
+        # Carriers count as seen: they are not hashed, nor is what only they import.
         seen, waiting = set(CARRIERS), list(self._modules([entry]))
         for name in more:
             if _top(name) not in PACKAGES and self._find(name) is None:

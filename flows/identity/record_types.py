@@ -175,7 +175,7 @@ def _check_known(known: Any, value: Any, at: str) -> None:
 
 
 def _optional(options: tuple[Any, ...], value: Any, at: str) -> Any:
-    """Return `value` as the one type beside None; a union of several types accepts any value."""
+    """Return `value` as the one type other than None; a union of several accepts any value."""
     if value is None and types.NoneType in options:
         return None
     some = [option for option in options if option is not types.NoneType]

@@ -99,7 +99,7 @@ def _check_values(tree: Any) -> None:
             elif isinstance(value, str):
                 value.encode()  # fails for half of a surrogate pair
             elif isinstance(value, int | float) and not abs(value) < _LARGEST:
-                raise ValueError(f"the number {shorten(value)} is none or too large")
+                raise ValueError(f"the number {shorten(value)} is not a number or too large")
         if not below:
             return
         level = below

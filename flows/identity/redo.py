@@ -42,7 +42,7 @@ def find_redo(store: Store, recipe: ArtifactRef) -> RedoCounter:
 def raise_redo(store: Store, recipe: ArtifactRef, known: RedoCounter, wanted: RedoCounter) -> None:
     """Write a recipe's counter if it is still `known`. Raises as `find_redo` does.
 
-    Else another process was quicker: the caller reads the counter again and decides anew.
+    Else another process was quicker: the caller reads the counter again and decides again.
     """
     key, data = recipe.redo_key, encode_record(asdict(wanted), format=FORMAT)
     found = find_stored(store, key, format=FORMAT)

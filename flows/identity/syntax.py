@@ -80,7 +80,7 @@ class _Walk:
             self.reads_docstrings |= not found.isdisjoint(_DOCSTRINGS)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             self.reads_docstrings |= node.value in _DOCSTRINGS  # for getattr
-            # Only a candidate: it counts if such a file exists beside the module.
+            # Only a candidate: it counts if such a file exists next to the module.
             if _is_file_name(node.value):
                 self.file_names.add(node.value)
         elif isinstance(node, ast.JoinedStr):  # some Python versions add empty parts
@@ -110,7 +110,7 @@ def _is_idle(item: object) -> bool:
 
 def _is_file_name(text: str) -> bool:
     """Return whether a string may name a data file: short, relative, with a suffix."""
-    # Not .py: modules count by imports. Not "..": a file must lie beside the module or below.
+    # Not .py: modules count by imports. Not "..": a file must lie next to the module or below.
     stem, dot, suffix = text.rpartition(".")
     is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
     return is_name and len(text) < 100 and not text.startswith("/") and ".." not in text

@@ -88,7 +88,7 @@ def model_card(
 
 
 def read_card(directory: Path, *, log: Callable[[str], None]) -> ModelCard:
-    """Read the card beside a model's files; an empty one if it has none of ours.
+    """Read the card next to a model's files; an empty one if it has none of ours.
 
     A card comes with a model of strangers: values that ours cannot have are left out.
     """

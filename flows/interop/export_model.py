@@ -46,7 +46,7 @@ def export_model(
 
     `dtype` is that of the weights as hf: "bf16" or "fp32". `card` returns the text of README.md,
     given `form`, the model's `era` and `is_own_code`: see `model_card`. Raises ModelError, and
-    ConfigError if `to` exists or the precision is none of these.
+    ConfigError if `to` exists or the precision is another one.
     """
     check_export(to, dtype=dtype)
     with writing(to, ConfigError, hint="name another directory"):

@@ -16,7 +16,7 @@ from nanochat_core.errors import StageError
 
 
 def lock_path(work: Path, ref: ArtifactRef) -> Path:
-    """Return the path of the lock of one fingerprint, beside its work directory."""
+    """Return the path of the lock of one fingerprint, next to its work directory."""
     return work / f"{ref.name}.lock"
 
 

@@ -148,7 +148,7 @@ class HeldLease:
         return holder.record, stored
 
     def _is_of(self, record: Lease) -> bool:
-        # The epoch too: the same claim may acquire the lease anew after it was released.
+        # The epoch too: the same claim may acquire the lease again after it was released.
         return (record.owner, record.epoch) == (self.record.owner, self.record.epoch)
 
     def _lost(self, how: str) -> LeaseLost:

@@ -5,7 +5,7 @@ released, after it expired, or at once if the process of its owner is known to b
 for an observer that saw the same owner, epoch and beat for `ttl` seconds of its own monotonic
 clock: a clock that is wrong or was set, here or at the store, neither keeps a lease nor ends one.
 Each owner has an epoch, a fencing token, one more than that of the owner before: a process that
-continues after it lost the lease (its machine slept, its network was away) finds another epoch and
+continues after it lost the lease (its machine slept, its network was down) finds another epoch and
 stops. The record stays as long as anything of the fingerprint does, so epochs only grow.
 
 Leases avoid duplicate work. That there is only one artifact is guaranteed by put-if-absent of its

@@ -79,7 +79,7 @@ def _dispatch(
 
 
 def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:
-    """Return the flow run that builds the request. Retries while Prefect is away."""
+    """Return the flow run that builds the request. Retries while Prefect does not answer."""
 
     def ask() -> FlowRun:
         with quick_client() as client:

@@ -20,7 +20,7 @@ from flows.render.text import size
 from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
 from infra.storage.base import Store
 
-MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
+MAX_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
 
 
 class RunPages:
@@ -50,7 +50,7 @@ class RunPages:
     def show_report(self, text: str) -> None:
         """Show the report card, unless it is too long."""
         # A longer card is still in the store, and `nanochat report` shows it.
-        if len(text.encode()) <= MOST_TEXT:
+        if len(text.encode()) <= MAX_TEXT:
             about = "What was trained, how well it does, and how to make it again."
             self._writer.show("report-card", "markdown", text, about=about)
 

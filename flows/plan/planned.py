@@ -75,7 +75,7 @@ def plan_run(
         home: Directory of work and history on this machine.
         log: Receives warnings.
         only: The stage to build; None means all.
-        will_run: Resolve moving upstream names anew; a plan alone may use a recent answer.
+        will_run: Resolve moving upstream names again; a plan alone may use a recent answer.
 
     Raises ConfigError for a wrong name, setting or placement, and what `make_plan` raises.
     """

@@ -31,7 +31,7 @@ class Delta(Score):
 
     @property
     def is_clear(self) -> bool:
-        """True if the interval leaves out 0; False without an interval."""
+        """True if the interval excludes 0; False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
     @property

@@ -34,7 +34,7 @@ def vocabulary_section(tokenizer: Artifact) -> Section | None:
     def cell(name: str) -> Cell:
         value = values.get(name)
         return (
-            Cell("", ("not at hand",))
+            Cell("", ("not available",))
             if value is None
             else Cell(f"{value:.2f}", span=(0, value / best))
         )

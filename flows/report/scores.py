@@ -82,7 +82,7 @@ class ChatScores:
 
 
 def is_loss(change: Delta | None) -> bool:
-    """Return whether a score fell beyond chance: the 95 % interval leaves out 0."""
+    """Return whether a score fell beyond chance: the 95 % interval excludes 0."""
     return change is not None and change.is_clear and change.value < 0
 
 

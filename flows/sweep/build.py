@@ -71,7 +71,7 @@ class CompletedSweep:
     """The results of a sweep that completed."""
 
     report: SweepReport
-    page: Path  # `write_files` says what is beside it
+    page: Path  # `write_files` says what is next to it
     spent: Spent
 
 

@@ -30,7 +30,7 @@ class SweepReport:
 def write_files(home: Path, report: SweepReport) -> Path:
     """Write the files to HOME/sweep/NAME, each atomically, replacing older ones; return the page.
 
-    The numbers are beside it, as .json, and so is the picture, as .svg, if anything was measured.
+    The numbers are next to it, as .json, and so is the picture, as .svg, if anything was measured.
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
     directory = home / "sweep" / report.name

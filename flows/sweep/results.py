@@ -298,7 +298,7 @@ def _best(sweep: Sweep, best: PointResult) -> str:
     assert best.mean is not None
     text = best.difference.number(decimals=_DECIMALS)
     is_noise = len(best.scores) > 1 and not best.difference.is_clear
-    doubt = "; its interval does not leave out 0" if is_noise else ""
+    doubt = "; not significant" if is_noise else ""
     settings = ", ".join(best.point.settings)
     return (
         f"best: {best.point.label} ({settings}), {sweep.metric} {best.mean:.{_DECIMALS}f}, "

@@ -13,7 +13,7 @@ from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUna
 
 SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
 _SECONDS = 60.0  # for a command; a busy controller takes many
-_MOST_LOG = 2**16  # bytes of a log in one call
+_MAX_LOG = 2**16  # bytes of a log in one call
 _UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connection refused|try again|unavailable", re.I
 )
@@ -88,11 +88,11 @@ class Slurm:
         try:
             with (self._logs / f"{gang}.log").open("rb") as log:
                 log.seek(start)
-                data = log.read(_MOST_LOG)
+                data = log.read(_MAX_LOG)
         except OSError:  # not started, or not yet seen through the shared file system
             return [], after
         whole = data[: data.rfind(b"\n") + 1]
-        if not whole and len(data) == _MOST_LOG:  # one line longer than a call reads
+        if not whole and len(data) == _MAX_LOG:  # one line longer than a call reads
             whole = data
         lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
         return lines, str(start + len(whole))

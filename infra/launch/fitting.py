@@ -15,7 +15,7 @@ def note_too_large(job: Job) -> None:
 
 
 def fitting(job: Job) -> Job:
-    """Return the job with its device batch size halved until it is none that did not fit."""
+    """Return the job with its device batch size halved below all sizes that did not fit."""
     size, too_large = job.resources.device_batch_size, _too_large(job)
     while size in too_large and size > 1:
         size //= 2

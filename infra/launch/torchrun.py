@@ -38,7 +38,7 @@ OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 # ends before both (runtime/interrupt.py).
 _SECONDS_TO_KILL = 3.0
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_LEAST_FREE = 65_536  # bytes: with less a worker could not write why it failed
+_MIN_FREE = 65_536  # bytes: with less a worker could not write why it failed
 _TAIL_BYTES = 3000
 _TAIL_LINES = 20
 
@@ -183,7 +183,7 @@ def _environment(
         # Of the processes in which torch compiles kernels: by default each of 8 ranks starts 32.
         "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", threads),
         # A waiting OpenMP thread spins this often before it sleeps. By default it spins for long,
-        # which beside another busy program costs up to nine tenths of the speed; never spinning
+        # which next to another busy program costs up to nine tenths of the speed; never spinning
         # costs a sixth on an idle machine (docs/LOG.md, 2026-11-21).
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"),
         "PYTHONHASHSEED": "0",
@@ -319,7 +319,7 @@ def _classify(job: Job, returncode: int, *, is_stopped: bool, first_rank: int | 
         raise _failure(job, error, first_rank=first_rank)
     if result is not None:
         return result
-    if returncode > 0 and shutil.disk_usage(job.directory).free < _LEAST_FREE:
+    if returncode > 0 and shutil.disk_usage(job.directory).free < _MIN_FREE:
         raise disk_full(job.stage, job.directory)
     raise JobFailed(
         f"{job.stage} ended without a result: {_how_it_ended(returncode)}",

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-MOST_BYTES = 20_000_000  # then the log is copied to NAME.1, and the copy before it is dropped
+MAX_BYTES = 20_000_000  # then the log is copied to NAME.1, and the copy before it is dropped
 # Lines that Prefect's commands print after a traceback.
 _EMPTY = (
     *("", "An exception occurred.", "Server stopped!"),
@@ -47,7 +47,7 @@ def rotate(log: Path) -> None:
     What they write between the two is lost.
     """
     with contextlib.suppress(OSError):  # no log yet, or a full disk: the next call retries
-        if log.stat().st_size > MOST_BYTES:
+        if log.stat().st_size > MAX_BYTES:
             # A rename would leave the process writing to NAME.1: it has the file open.
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)

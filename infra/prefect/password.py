@@ -94,7 +94,7 @@ def login_address(home: Path) -> str | None:
     pages yet.
     """
     server, password = find_process_of_server(home), find_password(home)
-    # Prefect creates this directory anew when it first starts: an earlier file would be lost.
+    # Prefect creates this directory when it first starts: an earlier file would be lost.
     pages = pages_directory(home) / "v1"
     if server is None or password is None or not pages.is_dir():
         return None

@@ -189,7 +189,7 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
         **({AUTH: os.environ[AUTH]} if AUTH in os.environ else {}),
         "PREFECT_API_URL": api_url,
         # Retries of a request without an answer, their waits doubling from 2 seconds: the end of a
-        # run is still reported after a server was away for eight minutes.
+        # run is still reported after a server was down for eight minutes.
         "PREFECT_CLIENT_MAX_RETRIES": "8",
         "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
@@ -207,7 +207,7 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
 def _without_proxy() -> str:
     """Return the hosts that no proxy is used for: those of the environment, and this machine."""
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    if given == "*":  # no proxy at all; beside another name it would mean nothing
+    if given == "*":  # no proxy at all; next to another name it would mean nothing
         return given
     return ",".join(filter(None, (given, HOST, "localhost")))
 

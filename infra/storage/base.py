@@ -136,7 +136,7 @@ class Store(Protocol):
 
         `size` is what a manifest says. A larger object raises BadObject before a byte is written.
         The bytes are not verified and not yet durable: the caller checks their digest. A killed
-        fetch leaves a hidden file, of a name with `.part` in it, beside the path.
+        fetch leaves a hidden file, of a name with `.part` in it, next to the path.
         """
         ...
 

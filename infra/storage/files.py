@@ -46,7 +46,7 @@ def writing(
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a hidden path beside `path`, whose file then becomes read-only and replaces `path`.
+    """Yield a hidden path next to `path`, whose file then becomes read-only and replaces `path`.
 
     After an error the file is removed, and `path` is as it was.
     """

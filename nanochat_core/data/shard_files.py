@@ -1,4 +1,4 @@
-"""The shard format: parquet files with one column `text`, and `shards.json` beside them.
+"""The shard format: parquet files with one column `text`, and `shards.json` next to them.
 
 Row groups hold 1024 documents, the unit that a reader loads into memory. No document is blank. The
 last shard is for validation.

@@ -6,7 +6,7 @@ token, and the token is appended. The rest of this folder saves the repetition:
 - kv_cache/ stores the keys and values of tokens that were read, in pages, so that a step reads one
   token; equal prompts share their pages.
 - scheduler.py and slots.py run many sequences in one step, and begin new ones as others end.
-- runners/, kernels/ and native/ make a step itself fast on the machine at hand.
+- runners/, kernels/ and native/ make a step itself fast on this machine.
 
 What each of them must not change is defined here: tests compare every runner with this function,
 and `python -m nanochat_core.engine MODEL_DIR` does so for one model and times both.

@@ -12,10 +12,10 @@ from nanochat_core.errors import DataError
 # The only error text that a client gets for a runner's exception: the exception's own message may
 # quote a prompt or a path.
 ENGINE_FAILED = "the engine failed"
-MOST_LOG_PROBS = 20  # alternatives returned with a token
-MOST_SAMPLES = 4096  # of a request
-MOST_TEMPERATURE = 1000.0
-MOST_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
+MAX_LOG_PROBS = 20  # alternatives returned with a token
+MAX_SAMPLES = 4096  # of a request
+MAX_TEMPERATURE = 1000.0
+MAX_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,11 @@ def check_request(request: Request, *, most_log_probs: int) -> None:
     """Raise DataError if a number is out of the range that runners can sample with."""
     params, alternatives = request.params, request.num_log_probs
     for name, value, least, most in (
-        ("temperature", params.temperature, 0.0, MOST_TEMPERATURE),
+        ("temperature", params.temperature, 0.0, MAX_TEMPERATURE),
         ("top_p", params.top_p, 0.0, 1.0),
         ("min_p", params.min_p, 0.0, 1.0),
-        ("repetition_penalty", params.repetition_penalty, 1 / MOST_PENALTY, MOST_PENALTY),
-        ("num_samples", request.num_samples, 0, MOST_SAMPLES),
+        ("repetition_penalty", params.repetition_penalty, 1 / MAX_PENALTY, MAX_PENALTY),
+        ("num_samples", request.num_samples, 0, MAX_SAMPLES),
         ("num_log_probs", 0 if alternatives is None else alternatives, 0, most_log_probs),
         ("seed", request.seed, -(2**63), 2**63 - 1),
     ):

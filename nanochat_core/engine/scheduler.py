@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from nanochat_core.engine.answer import Answer
-from nanochat_core.engine.requests import MOST_LOG_PROBS, Request, check_request
+from nanochat_core.engine.requests import MAX_LOG_PROBS, Request, check_request
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.sequences import Phase, RequestHandle, TokenSequence
 from nanochat_core.engine.slots import Slots
@@ -72,7 +72,7 @@ class Scheduler:
         Raises DataError if the prompt is empty, too long, not of this model's tokens or more than
         all pages hold, or if a number is out of range.
         """
-        check_request(request, most_log_probs=min(MOST_LOG_PROBS, self.runner.vocab_size))
+        check_request(request, most_log_probs=min(MAX_LOG_PROBS, self.runner.vocab_size))
         limit = self.limit_for(request.prompt, request.max_tokens)
         self._check_fits(len(request.prompt) + limit)
         with self._changed:

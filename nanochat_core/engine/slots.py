@@ -68,7 +68,7 @@ class Slots:
         )
 
     def make_room(self, seq: TokenSequence) -> bool:
-        """Return whether a slot is free, and pages for the sequence's prefill beside one more page
+        """Return whether a slot is free, and pages for the sequence's prefill besides one more page
         for every running sequence. May drop shared prefixes if nothing runs."""
         if not self.free:
             return False

@@ -104,7 +104,7 @@ def find_kind(directory: Path) -> str | None:
 
 
 def find_tokenizer(directory: Path) -> Path | None:
-    """Return the tokenizer.pkl of a checkpoint: beside it, or in nanochat's own location."""
+    """Return the tokenizer.pkl of a checkpoint: next to it, or in nanochat's own location."""
     directory = directory.absolute()
     places = (directory, directory / "tokenizer", directory.parent.parent / "tokenizer")
     return next((p / "tokenizer.pkl" for p in places if (p / "tokenizer.pkl").is_file()), None)
@@ -319,7 +319,7 @@ def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, Te
         # The precision is chosen by the embedding table; loading would round the others silently.
         if tensor.dtype == torch.float32 and expected[name].dtype == torch.bfloat16:
             raise ModelError(
-                f"{path}: {name} is fp32 beside bf16 embeddings, which would round it",
+                f"{path}: {name} is fp32 next to bf16 embeddings, which would round it",
                 hint="nanochat keeps all embeddings in one precision; take the file as it saved it",
             )
         # The largest absolute value is NaN or infinite if any value is.

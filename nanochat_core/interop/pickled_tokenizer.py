@@ -18,7 +18,7 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS
 from tasks.user_files import FileFault, check_lfs
 
-MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
+MAX_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
 # All instructions that a pickled Encoding needs: plain values, tables, and one object.
 _INSTRUCTIONS = frozenset(
     (
@@ -81,8 +81,8 @@ def write_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise _Refused(f"it is larger than {MOST_BYTES} bytes")
+        if path.stat().st_size > MAX_BYTES:
+            raise _Refused(f"it is larger than {MAX_BYTES} bytes")
         check_lfs(path)
         data = path.read_bytes()
         # Before unpickling: some instructions allocate memory or call code by themselves.

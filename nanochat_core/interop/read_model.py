@@ -25,7 +25,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 
 Form: TypeAlias = Literal["nanochat", "hf", "safetensors", "other"]
 FOREIGN_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")  # of form other
-MODEL_FILES = ("config.json", "model.safetensors")  # of a model directory, beside tokenizer/
+MODEL_FILES = ("config.json", "model.safetensors")  # of a model directory, next to tokenizer/
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def read_model(
 def form_of(path: Path) -> Form:
     """Return the form of the files in a directory. Raises ModelError if they are no model."""
     config = path / "config.json"
-    # First: nanochat's files may lie beside a config of a later conversion.
+    # First: nanochat's files may lie next to a config of a later conversion.
     if any(path.glob("model_*.pt")) or not config.exists():
         return "nanochat"
     tree = _read_config(config)
@@ -141,7 +141,7 @@ def _read_nanochat(
     pickled = tokenizer or nanochat_files.find_tokenizer(path)
     if pickled is None:
         raise ModelError(
-            f"{path} has no tokenizer.pkl beside it", hint="say where it is with --tokenizer"
+            f"{path} has no tokenizer.pkl next to it", hint="say where it is with --tokenizer"
         )
     words = nanochat_files.read_checkpoint_tokenizer(pickled, checkpoint.config)
     return ReadModel(

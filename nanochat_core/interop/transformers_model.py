@@ -1,6 +1,6 @@
 """A nanochat-flows model for Hugging Face transformers (`trust_remote_code=True`).
 
-This file is copied beside the weights of an exported model. It needs torch and transformers only.
+This file is copied next to the weights of an exported model. It needs torch and transformers only.
 The architecture: RMSNorm without weights, rotary positions and QK-norm, relu^2, smear (a token
 mixes in its predecessor's embedding), value embeddings on every second layer, weights per layer on
 the residual stream and on the first embedding, backout (a share of the middle layer's stream is

@@ -125,7 +125,7 @@ def rotate_normalise_gradient(
 
 
 def error(device: torch.device, head_dim: int) -> float:
-    """Return the largest error of an output and a gradient beside torch's, over the largest value.
+    """Return the largest error of an output and a gradient against torch's, over the largest value.
 
     In bf16, and the gradient is laid out as SDPA gives it.
     """

@@ -1,6 +1,6 @@
 """metrics.parquet: a job's events as a table, one row per step, for DuckDB and dataframes.
 
-It is written from events.jsonl at the end of a job, beside it among the artifact's logs: it holds
+It is written from events.jsonl at the end of a job, next to it among the artifact's logs: it holds
 times, so it is no part of the artifact's identity. Columns:
 
     step      int64

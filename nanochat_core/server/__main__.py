@@ -31,7 +31,7 @@ from nanochat_core.server.workers.pool import Pool
 MAX_HEADER_BYTES = 16 * 1024
 SECONDS_BEYOND_DRAIN = 2  # for the error events of streams that are cut
 SECONDS_BETWEEN_LOOKS = 0.5
-MOST_DOUBLINGS = 5  # of the wait before a failed model is retried
+MAX_DOUBLINGS = 5  # of the wait before a failed model is retried
 _LOG = logging.getLogger("nanochat_core.server")
 
 
@@ -163,7 +163,7 @@ async def follow_newer(
     """
     failures = 0
     while True:
-        await asyncio.sleep(newer.every_seconds * 2 ** min(failures, MOST_DOUBLINGS))
+        await asyncio.sleep(newer.every_seconds * 2 ** min(failures, MAX_DOUBLINGS))
         try:
             # First: with a model still leaving, memory would have to hold three.
             await service.settled()

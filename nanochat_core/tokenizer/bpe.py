@@ -94,7 +94,7 @@ class Tokenizer:
         if len(ranks) != num_ordinary or sorted(ranks.values()) != list(range(num_ordinary)):
             raise ModelError(
                 f"{directory / RANKS_FILE} has {len(ranks)} tokens, "
-                f"{SETTINGS_FILE} beside it says {num_ordinary}"
+                f"{SETTINGS_FILE} next to it says {num_ordinary}"
             )
         # Any byte can occur in text, and tiktoken panics at one that has no token.
         if any(bytes([byte]) not in ranks for byte in range(256)):

@@ -7,7 +7,7 @@ sampled token of the step weighs the same (DAPO, arXiv 2503.14476). Tokens force
 loss. Options are in `RLConfig`, their formulas in policy.py; with more than one update per batch, a
 step here is one batch of answers and so many updates.
 
-Writes, beside the model, samples.jsonl {step, prompt, text, reward}: some answers of some steps.
+Writes, next to the model, samples.jsonl {step, prompt, text, reward}: some answers of some steps.
 """
 
 import math

@@ -39,7 +39,7 @@ WEIGHTS = {
     **{"identity": 9, "small talk": 10, "unknown": 7},
     **{"spell": 9, "count": 5, "length": 3, "sum": 9, "truth": 3, "limit": 2},
 }
-MOST_TURNS = 5
+MAX_TURNS = 5
 LAST_GRADE = max(spelling.GRADES)
 TEST_PERCENT = 10  # of the writings of talk.toml, and of what `unknown` is about
 INVENTED_PERCENT = 50  # of the words in training: the head of one word and the tail of another
@@ -85,9 +85,9 @@ def is_correct(turn: Conversation, answer: str) -> bool:
 def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation]:
     while True:
         if split == "test":
-            kinds = rng.sample(list(WEIGHTS), MOST_TURNS)
+            kinds = rng.sample(list(WEIGHTS), MAX_TURNS)
         else:
-            turns = rng.randint(1, MOST_TURNS)
+            turns = rng.randint(1, MAX_TURNS)
             kinds = rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=turns)
         yield join([_turn(kind, split, grade, rng) for kind in kinds])
 
@@ -120,7 +120,7 @@ def _word(split: str, grade: int, rng: random.Random) -> str:
     words = spelling.words_of(split, longest=longest)
     if split == "test" or rng.randrange(100) >= INVENTED_PERCENT:
         return min(rng.choice(words), rng.choice(words), key=len)  # people ask for short words
-    # Invented words show every piece of a word beside every other one: what a token is spelled
+    # Invented words show every piece of a word next to every other one: what a token is spelled
     # like is learnt from the words that have it, and the list has few words for some tokens.
     while True:
         first, second = rng.choice(words), rng.choice(words)

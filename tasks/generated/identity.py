@@ -1,4 +1,4 @@
-"""Conversations about the model's identity, handwritten, in `identity.jsonl` beside this file.
+"""Conversations about the model's identity, handwritten, in `identity.jsonl` next to this file.
 
 Each line also has its `split`: test conversations rephrase the questions of training ones. Answers
 are not graded.

@@ -92,7 +92,7 @@ def _own_turns(
     turns = [
         turn if _agrees(turn, topics) else _turn(persona, topics, rng) for turn in _turns_of(base)
     ]
-    if len(turns) < conversation.MOST_TURNS and rng.randrange(100) < _ADDED_PERCENT:
+    if len(turns) < conversation.MAX_TURNS and rng.randrange(100) < _ADDED_PERCENT:
         turns.insert(rng.randint(0, len(turns)), _turn(persona, topics, rng))
     for turn in turns:
         question = turn["messages"][0]

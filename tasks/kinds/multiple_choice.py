@@ -19,7 +19,7 @@ def make_conversation(
     if len(letters) != len(choices):
         raise TaskError(f"{len(choices)} choices have {len(letters)} letters")
     if answer not in letters:
-        raise TaskError(f"answer '{answer}' is none of the letters {', '.join(letters)}")
+        raise TaskError(f"answer '{answer}' is not one of the letters {', '.join(letters)}")
     # The letter comes after its choice, which small models bind better, and without a space, so
     # that it is the same token as the answer.
     lines = "".join(

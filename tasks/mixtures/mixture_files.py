@@ -5,7 +5,7 @@
     rows = 10_000       # the first so many; default: all
     epochs = 2          # default: 1
 
-Built-in mixtures are beside this file; a user's own is given by its path.
+Built-in mixtures are next to this file; a user's own is given by its path.
 """
 
 import tomllib

@@ -216,7 +216,7 @@ _encode = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", F
 
 
 def parsed(data):
-    """Parse a line of JSON. Raises ValueError if it is none."""
+    """Parse a line of JSON. Raises ValueError if it is not JSON."""
     try:
         return _scan(data.decode("ascii"), 0)[0]
     except StopIteration:

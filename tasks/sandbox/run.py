@@ -66,7 +66,7 @@ def share():
     return segment
 arm = os.uname().machine == "aarch64"
 of_host = ("/etc/passwd", "/etc/hosts", "/proc/self/status", "/proc/sys/kernel/hostname")
-other = PARENT if PARENT != os.getpid() else 1  # numbers begin anew in a namespace
+other = PARENT if PARENT != os.getpid() else 1  # numbers begin again in a namespace
 held = {
     "user": os.getuid() != 0 and os.geteuid() != 0,
     "files": all(refused(os.open, path, os.O_RDONLY) for path in of_host),

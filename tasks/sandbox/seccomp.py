@@ -83,7 +83,7 @@ MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}  # audit numb
 OWN_NUMBER = 0xDEADBEEF  # placeholder for the process id, which only the process itself knows
 
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_NO_BIT = -1  # a test of ours, beside the two operations before it
+_NO_BIT = -1  # a test of ours, next to the two operations before it
 _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets into struct seccomp_data
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _FORBIDDEN, _UNKNOWN = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS

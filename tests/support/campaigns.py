@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_MOST_SEEDS = 10**6  # of a day: the histories of two days are others
+_MAX_SEEDS = 10**6  # of a day: the histories of two days are others
 
 
 def todays_seed() -> int:
@@ -30,5 +30,5 @@ class Campaign:
 
     def seeds(self, usual: int) -> range:
         """Return one seed a trial; no two days have one in common."""
-        first = self.seed * _MOST_SEEDS
+        first = self.seed * _MAX_SEEDS
         return range(first, first + self.trials(usual))

@@ -65,7 +65,7 @@ def compare(
     exits with 3 when one of them differs from the first.
 
     A difference is called better or worse if it is larger than other questions of the same kind
-    would explain: its 95 % interval leaves out 0. The interval is of pairs where the same questions
+    would explain: its 95 % interval excludes 0. The interval is of pairs where the same questions
     were answered or the same text was read. Another seed of training may still explain it. gained
     and lost count answers that became right and wrong.
     """

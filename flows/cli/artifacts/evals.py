@@ -78,7 +78,7 @@ def evals(
         bool, Parameter(negative="", help="Do not start it; Prefect's pages can, or this again.")
     ] = False,
     remove: Annotated[
-        bool, Parameter(negative="", help="Forget the schedule; what it found stays.")
+        bool, Parameter(negative="", help="Remove the schedule, keep its history.")
     ] = False,
     options: EvalOptions = EvalOptions(),
     as_json: AsJson = False,

@@ -206,7 +206,7 @@ def _new_bytes(store: Store, work: Path, ref: ArtifactRef, name: str, position: 
     """
     try:
         with (work_directory(work, ref) / name).open("rb") as file:
-            if os.fstat(file.fileno()).st_size < position.offset:  # a rebuild writes it anew
+            if os.fstat(file.fileno()).st_size < position.offset:  # a rebuild writes it again
                 position.offset = 0
             file.seek(position.offset)
             data = file.read()

@@ -63,7 +63,7 @@ def run(
     With --submit, which needs `nanochat up`, what is not given is as in the form: the worker's own
     store, and the pool gpu for GPU stages.
     """
-    # The command finishes a rebuild that has begun; with --force it would begin anew.
+    # The command finishes a rebuild that has begun; with --force it would begin again.
     once = replace(options, force=(), from_stage=None, data=absolute_text(options.data))
     again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)

@@ -143,7 +143,7 @@ def _turn(session: ChatSession, text: str) -> None:
     try:
         say_answer(pieces)
     except KeyboardInterrupt:
-        # Ends the answer's tokens, so that what was said so far stays in the conversation.
+        # Ends the answer's tokens, so that the text so far stays in the conversation.
         pieces.close()
         _say(" [stopped]")
     _say("\n")

@@ -55,7 +55,7 @@ class RunWatch:
         try:
             self._poll(api_url)
         except NO_ANSWER as error:
-            # While the server is away heartbeats get lost, and all runs seem silent: each has the
+            # While the server is down heartbeats get lost, and all runs seem silent: each has the
             # whole time again.
             done = {run: mark for run, mark in self._seen.items() if mark[1] == math.inf}
             self._seen = done

@@ -89,7 +89,7 @@ _HINTS = {
     ),
     "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and the endpoint",
     "SignatureDoesNotMatch": (
-        "the secret does not fit the access key: check AWS_SECRET_ACCESS_KEY, and AWS_REGION if "
+        "wrong secret for this access key: check AWS_SECRET_ACCESS_KEY, and AWS_REGION if "
         "the store has a region of its own"
     ),
     "ExpiredToken InvalidToken TokenRefreshRequired": "log in again, or set new AWS_... variables",

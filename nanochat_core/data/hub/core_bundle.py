@@ -4,7 +4,7 @@
     core/eval_meta_data.csv   their baselines
     core/eval_data/           their questions
 
-The zip file is cached beside the Hub client's cache, so that it is downloaded once.
+The zip file is cached next to the Hub client's cache, so that it is downloaded once.
 """
 
 import contextlib

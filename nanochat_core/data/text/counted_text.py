@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from nanochat_core.data.text.documents import Document
 
 LITTLE = 1_000_000  # characters
-MOST_SHARE = 0.1  # of documents that are copies, or no text
-MOST_REMEMBERED = 1_000_000  # documents that later ones are compared with
+MAX_SHARE = 0.1  # of documents that are copies, or no text
+MAX_REMEMBERED = 1_000_000  # documents that later ones are compared with
 _LOOKED_AT = 1000  # characters of a document
 _NO_TEXT = re.compile("[\x00-\x08\x0e-\x1f\x7f\ufffd]")
-_MOST_IN_TEXT = 0.05  # of the characters looked at
+_MAX_IN_TEXT = 0.05  # of the characters looked at
 
 
 class CountedText(Iterable[Document]):
@@ -35,10 +35,10 @@ class CountedText(Iterable[Document]):
         name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         if name in self._remembered:
             self._copies += 1
-        elif len(self._remembered) < MOST_REMEMBERED:
+        elif len(self._remembered) < MAX_REMEMBERED:
             self._remembered.add(name)
         begin = text[:_LOOKED_AT]
-        self._no_text += len(_NO_TEXT.findall(begin)) > _MOST_IN_TEXT * len(begin)
+        self._no_text += len(_NO_TEXT.findall(begin)) > _MAX_IN_TEXT * len(begin)
 
     def warnings(self) -> Iterator[str]:
         """Yield a sentence for each thing that a person should know of the text so far."""
@@ -48,5 +48,5 @@ class CountedText(Iterable[Document]):
             (self._copies, "are copies of an earlier one"),
             (self._no_text, "look like no text: they have control characters"),
         ):
-            if number > MOST_SHARE * self._count:
+            if number > MAX_SHARE * self._count:
                 yield f"{number:,} of {self._count:,} documents {what}"

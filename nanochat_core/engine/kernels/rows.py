@@ -2,7 +2,7 @@
 
 `embed` reads a row's token and writes the residual stream's first state; `sample` draws the next
 token from the logits, with the rules and the random numbers of sampling.py, and advances the slot.
-Sampling with a repetition penalty, with a top_k above MOST_CANDIDATES or with a top_p but no top_k
+Sampling with a repetition penalty, with a top_k above MAX_CANDIDATES or with a top_p but no top_k
 is not done here: the runner then samples in torch.
 
 Shapes: B rows, C width, V vocabulary, VP and CP the next powers of two, KP candidates that are

@@ -107,8 +107,8 @@ class Crew {
   static constexpr int SPINS_IN_PASS = 400, SPINS_BETWEEN = 2000;  // 10 and 50 us or so
   // Passes together are evaluated over a window, since one delay is many short passes long.
   static constexpr Clock::duration WINDOW = std::chrono::milliseconds(5);
-  static constexpr Clock::duration LEAST_ALONE = std::chrono::milliseconds(5);
-  static constexpr Clock::duration MOST_ALONE = std::chrono::milliseconds(40);
+  static constexpr Clock::duration MIN_ALONE = std::chrono::milliseconds(5);
+  static constexpr Clock::duration MAX_ALONE = std::chrono::milliseconds(40);
 
   int claim(uint64_t phase, int tickets) {
     uint64_t now = work_.load(std::memory_order_acquire);
@@ -126,9 +126,9 @@ class Crew {
     if (together_ < WINDOW) return;
     if ((together_ - waited_) * size() < together_) {
       alone_until_ = end + alone_for_;
-      alone_for_ = std::min(2 * alone_for_, MOST_ALONE);
+      alone_for_ = std::min(2 * alone_for_, MAX_ALONE);
     } else {
-      alone_for_ = LEAST_ALONE;
+      alone_for_ = MIN_ALONE;
     }
     together_ = waited_ = {};
   }
@@ -168,7 +168,7 @@ class Crew {
   std::atomic<bool> closing_{false};
   uint64_t pass_ = 0;
   // The caller's: its passes in this window and its waits in them; when the others help again.
-  Clock::duration together_{}, waited_{}, alone_for_ = LEAST_ALONE;
+  Clock::duration together_{}, waited_{}, alone_for_ = MIN_ALONE;
   Clock::time_point alone_until_{};
   std::function<void(Member&)> work_fn_;
   std::vector<std::thread> threads_;

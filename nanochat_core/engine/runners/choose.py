@@ -42,7 +42,7 @@ PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is 
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 # Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
-AHEAD = 512  # tokens beside the window that a short window's pages hold for each sequence
+AHEAD = 512  # tokens besides the window that a short window's pages hold for each sequence
 # What "auto" measures on a CPU: steps of at most so many answers, with a model of the same layers
 # but only as many of them, and of the vocabulary in proportion, as have so many parameters.
 MEASURED_ANSWERS, MEASURED_PARAMS = 32, 2**23
@@ -237,7 +237,7 @@ def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]
 
 
 def weight_bytes(model: GPT, precision: str, *, copies_tables: bool = False) -> int:
-    """Return the bytes that a runner allocates for weights, beside the model's own.
+    """Return the bytes that a runner allocates for weights, besides the model's own.
 
     `copies_tables`: also of value embeddings that are in its dtype already.
     """
@@ -367,7 +367,7 @@ def _groups(
         count = 1 + sequences * most_pages(max_len, window, page_size, ahead=ahead)
         if window >= max_len:
             return count
-        # A short window's pages must hold one prefill beside the window, even if max_len is less.
+        # A short window's pages must hold one prefill besides the window, even if max_len is less.
         # 3: the scratch page, and a page at each end that is used in part.
         count = max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
         # A pass of more tokens than AHEAD needs room for them once, not for each sequence.

@@ -31,7 +31,7 @@ MIN_OUTPUTS, MAX_OUTPUTS = 16, 32
 STEP_BYTES = 512
 MAX_SPLITS = 16  # programs for a row and head
 MAX_TOKENS = 1 << 16  # of a vocabulary that one program can hold
-LEAST_CAPABILITY = (8, 0)  # bf16
+MIN_CAPABILITY = (8, 0)  # bf16
 PDL_CAPABILITY = (9, 0)
 
 
@@ -313,8 +313,8 @@ def unable(config: ModelConfig, device: torch.device) -> str | None:
     """Return why a model's steps cannot be kernels on a GPU; None means that they can."""
     if torch.version.cuda is None:
         return "torch is not built for CUDA"
-    if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return f"it needs compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
+    if torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return f"it needs compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]}"
     if (dim := head_dim(config)) & (dim - 1):
         return f"its heads have {dim} channels, and a power of two is needed"
     if config.vocab_size > MAX_TOKENS:

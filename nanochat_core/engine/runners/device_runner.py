@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool
-from nanochat_core.engine.requests import MOST_LOG_PROBS, SamplingParams
+from nanochat_core.engine.requests import MAX_LOG_PROBS, SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput, Pending
 from nanochat_core.engine.runners.cuda_graphs import Graphs, bucket_of, to_host
 from nanochat_core.engine.runners.device_state import (
@@ -46,7 +46,7 @@ from nanochat_core.model.gpt import GPT
 
 _LOG = logging.getLogger(__name__)
 
-MOST_CANDIDATES = 256  # a larger top_k, and what needs the whole vocabulary, takes a slower step
+MAX_CANDIDATES = 256  # a larger top_k, and what needs the whole vocabulary, takes a slower step
 
 
 class DeviceRunner(TorchRunner):
@@ -85,7 +85,7 @@ class DeviceRunner(TorchRunner):
                 self.tables,
                 self.state,
                 stop_tokens=self._stops,
-                num_candidates=min(MOST_CANDIDATES, self.vocab_size),
+                num_candidates=min(MAX_CANDIDATES, self.vocab_size),
                 max_len=self.max_len,
                 max_rows=self.num_slots,
                 target=Target.of(self.device),
@@ -123,7 +123,7 @@ class DeviceRunner(TorchRunner):
         self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
-        assert (num_log_probs or 0) <= MOST_LOG_PROBS, f"{num_log_probs} alternatives"
+        assert (num_log_probs or 0) <= MAX_LOG_PROBS, f"{num_log_probs} alternatives"
         super().start(slot, params, key=key, num_log_probs=num_log_probs)
         self.state.stopped[slot] = True
         self.state.key[slot] = key
@@ -278,7 +278,7 @@ class DeviceRunner(TorchRunner):
             state.key[rows],
             length + 1,
             state.params.take(rows),
-            num_candidates=vocab if kind.all_candidates else min(MOST_CANDIDATES, vocab),
+            num_candidates=vocab if kind.all_candidates else min(MAX_CANDIDATES, vocab),
             seen=state.seen[rows] if kind.all_candidates else None,
         )
         state.prev_token[rows] = torch.where(continues, token, prev_token)
@@ -292,7 +292,7 @@ class DeviceRunner(TorchRunner):
         # Empty tensors and not None: all kinds of steps then have outputs of one form.
         nothing = logits[:0, 0]
         chosen, ids, values = (
-            log_probs(logits, new, min(MOST_LOG_PROBS, vocab))
+            log_probs(logits, new, min(MAX_LOG_PROBS, vocab))
             if kind.wants_log_probs
             else (nothing, nothing.long(), nothing)
         )
@@ -327,10 +327,10 @@ class DeviceRunner(TorchRunner):
         if params.temperature == 0.0:
             return False
         # Plain sampling from the whole vocabulary needs no ranking, and a small top_k ranks only
-        # MOST_CANDIDATES.
+        # MAX_CANDIDATES.
         kept = candidates_of(params, self.vocab_size)
         ranked = kept < self.vocab_size or params.top_p < 1.0
-        return params.repetition_penalty != 1.0 or (ranked and kept > MOST_CANDIDATES)
+        return params.repetition_penalty != 1.0 or (ranked and kept > MAX_CANDIDATES)
 
     def _send(self, values: Sequence[int]) -> Tensor:
         """Copy to the device; with graphs without waiting for it."""

@@ -20,7 +20,7 @@ class Kind:
 
     num_rows: int
     num_pages: int  # the longest row's; 0 if attention does not need it
-    all_candidates: bool  # samples from more than MOST_CANDIDATES, or with a repetition penalty
+    all_candidates: bool  # samples from more than MAX_CANDIDATES, or with a repetition penalty
     wants_log_probs: bool
 
 
@@ -29,8 +29,8 @@ class StepOutput(NamedTuple):
 
     tokens: Tensor  # (B,), -1 of stopped rows
     chosen: Tensor  # (B,)
-    ids: Tensor  # (B, MOST_LOG_PROBS)
-    values: Tensor  # (B, MOST_LOG_PROBS)
+    ids: Tensor  # (B, MAX_LOG_PROBS)
+    values: Tensor  # (B, MAX_LOG_PROBS)
 
 
 class State:

@@ -41,7 +41,7 @@ def kinds_up_to(num_tokens: int) -> list[PassKind]:
 
 
 def kind_of(chunks: Sequence[Chunk], pools: Sequence[PagePool]) -> PassKind | None:
-    """Return the kind of a pass; None if it is none of one chunk that fits."""
+    """Return the kind of a pass; None if it is not a single chunk that fits."""
     if len(chunks) != 1 or not chunks[0].wants_logits:
         return None
     [chunk] = chunks

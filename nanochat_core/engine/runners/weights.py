@@ -1,6 +1,6 @@
 """A model's weights laid out for decoding: cast once, matrices joined, constants folded.
 
-Beside rounding, none of this changes a result:
+Apart from rounding, none of this changes a result:
 
 - q, k, v and the value embedding's gate are one matrix (the gate's reads the first few channels
   only: its other columns are zeros).

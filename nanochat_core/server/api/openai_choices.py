@@ -8,7 +8,7 @@ from nanochat_core.server.service import Finish, StreamEvent
 from nanochat_core.server.text import TextToken
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-LEAST_LOG_PROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot express
+MIN_LOG_PROB = -9999.0  # OpenAI's value for minus infinity, which JSON cannot express
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ def _chat_log_probs(tokens: Sequence[TextToken], tokenizer: Tokenizer) -> dict[s
     def entry(token: int, log_prob: float) -> dict[str, Any]:
         return {
             "token": _name(token, tokenizer),
-            "logprob": max(log_prob, LEAST_LOG_PROB),
+            "logprob": max(log_prob, MIN_LOG_PROB),
             "bytes": list(tokenizer.decode_bytes([token])),
         }
 
@@ -100,11 +100,11 @@ def _chat_log_probs(tokens: Sequence[TextToken], tokenizer: Tokenizer) -> dict[s
 def _text_log_probs(tokens: Sequence[TextToken], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": [_name(token.id, tokenizer) for token in tokens],
-        "token_logprobs": [max(token.log_probs.chosen, LEAST_LOG_PROB) for token in tokens],
+        "token_logprobs": [max(token.log_probs.chosen, MIN_LOG_PROB) for token in tokens],
         # As OpenAI's, with the sampled token, even if all of the likeliest are others.
         "top_logprobs": [
             {
-                _name(t, tokenizer): max(p, LEAST_LOG_PROB)
+                _name(t, tokenizer): max(p, MIN_LOG_PROB)
                 for t, p in (*token.log_probs.top, (token.id, token.log_probs.chosen))
             }
             for token in tokens

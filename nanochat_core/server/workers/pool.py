@@ -28,7 +28,7 @@ from nanochat_core.server.workers.ipc import (
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 30.0  # seconds of backoff before a restart
-MOST_VAIN_LIVES = 6  # starts in a row without one answer, after which it is not restarted
+MAX_VAIN_LIVES = 6  # starts in a row without one answer, after which it is not restarted
 STEADY_SECONDS = 60.0  # a process that ran this long resets the backoff
 SECONDS_TO_DIE = 5.0
 ENGINE_PROCESS = "nanochat_core.server.workers.engine_process"
@@ -151,7 +151,7 @@ class Worker:
             # A process that could not be started does not count: the shortage may pass.
             vain = 0 if self._has_answered or self._status is None else vain + 1
             why = self.failure or self._how_it_ended()
-            if vain == MOST_VAIN_LIVES:
+            if vain == MAX_VAIN_LIVES:
                 self.failure = ModelError(
                     f"the engine process ended {vain} times without one answer: {why}", hint=hint
                 )

@@ -44,7 +44,7 @@ _SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """The fields of COMMIT.json beside the list of files."""
+    """The fields of COMMIT.json next to the list of files."""
 
     step: int
     total: int

@@ -6,7 +6,7 @@ when the next is due while one is being written, the loop waits.
 
 A thread, not a process: what it does (writing, hashing, comparing) runs without Python's lock, but
 for moments, and a process would need the copy in shared memory and a torch of its own. Its priority
-is the loop's: a lower one takes no less of a CPU, and when the job has to end within seconds beside
+is the loop's: a lower one takes no less of a CPU, and when the job has to end in seconds next to
 other busy programs, the save would come too late.
 """
 

@@ -38,7 +38,7 @@ ATTEMPTS = 10_000
 SECONDS = 30  # of one mutant, on a machine that is busy
 MEMORY = 2**31  # bytes of address space that a child may take for its mutants
 ENGINE_MEMORY = 2**27
-MOST_CHARACTERS = 600  # of an error
+MAX_CHARACTERS = 600  # of an error
 TEXT = "hello 12"
 WORDS = ("config.json", "tokenizer/tokenizer.json")
 FILES = (*WORDS, "model.safetensors", "optimizer.safetensors", "tokenizer/tokenizer.tiktoken")
@@ -326,7 +326,7 @@ def outcome(directory: Path, rng: random.Random, trial: Trial) -> str:
         trial(directory, rng)
     except NanochatError as error:
         text = str(error)
-        if not text or not text.isprintable() or len(text) > MOST_CHARACTERS:
+        if not text or not text.isprintable() or len(text) > MAX_CHARACTERS:
             return f"an error of {len(text)} characters, not one line: {text!r:.200}"
     except BaseException as error:  # noqa: BLE001 - a compiled library's panic is no Exception
         return f"{type(error).__name__}: {error!s:.200}"

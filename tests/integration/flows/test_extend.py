@@ -18,7 +18,7 @@ PAGES = ("setting", "task", "stage", "metric", "option", "store")
 SOURCE = ("flows", "infra", "nanochat_core", "tasks", "deployments")
 BESIDE = ("tests", "pyproject.toml", "bench")
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-MOST_FILES = 3
+MAX_FILES = 3
 SECONDS = 900  # for a command, on a busy machine
 
 
@@ -139,7 +139,7 @@ def test_a_recipe_touches_three_source_files_at_most_and_passes_the_checks(
     title, root, tmp_path, home
 ):
     files = paths_of(title)
-    assert len([name for name in files if name.startswith(SOURCE)]) <= MOST_FILES
+    assert len([name for name in files if name.startswith(SOURCE)]) <= MAX_FILES
     for check in ("check", "format --check"):
         run(root, tmp_path, sys.executable, "-m", "ruff", *check.split(), *sorted(files))
     # The profile that the recipe runs, which it may have made itself.

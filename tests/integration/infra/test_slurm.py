@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.flows.waiting import wait_until
-from tests.support.infra.deployed import INFRA, LEAST_GRACE, mistake
+from tests.support.infra.deployed import INFRA, MIN_GRACE, mistake
 
 SCRIPTS = {name: INFRA / "slurm" / f"{name}.sbatch" for name in ("run", "stage")}
 BOTH = pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -56,7 +56,7 @@ def test_the_script_gets_a_signal_before_its_time_is_over_and_is_requeued(name: 
     options = asked(name)
     seconds = re.fullmatch(r"B:TERM@(\d+)", options["signal"])
     assert seconds
-    assert int(seconds[1]) >= LEAST_GRACE
+    assert int(seconds[1]) >= MIN_GRACE
     assert "requeue" in options
     assert options["open-mode"] == "append"  # else a restart erases what was said before
     assert options["ntasks-per-node"] == "1"

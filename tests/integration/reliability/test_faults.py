@@ -74,12 +74,12 @@ def _find_absence(file: File, path: Path) -> str | None:
 
 
 def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
-    most = 1.2  # times the requests, not MOST_REQUESTS: enough to see that they are counted
+    most = 1.2  # times the requests, not MAX_REQUESTS: enough to see that they are counted
     fault = Fault(kind=Kind.STATUS, skip=29)
     many = int(1.1 * most * sum(pipeline.calm[False].values()))
     retry_policy = RetryPolicy(tries=many, first_wait=0.0)
     with (
-        mock.patch.object(fault_pipeline, "MOST_REQUESTS", most),
+        mock.patch.object(fault_pipeline, "MAX_REQUESTS", most),
         mock.patch.object(fault_pipeline, "PATIENCE_OF_A_PERSON", 0.2),
     ):
         outcome = pipeline.run(fault, retry_policy=retry_policy)

@@ -16,7 +16,7 @@ INFRA = ROOT / "infra"
 PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 # What a run needs between being asked to stop and being killed: workers save, and then the last
 # checkpoint goes to the store.
-LEAST_GRACE = Resources.grace_seconds + 60
+MIN_GRACE = Resources.grace_seconds + 60
 UID = "10001"  # of the image's user
 SECRET = re.compile(r"PASSWORD|SECRET_ACCESS_KEY|ACCESS_KEY_ID|AUTH_STRING|PREFECT_AUTH|API_KEY")
 

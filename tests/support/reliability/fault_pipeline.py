@@ -44,7 +44,7 @@ from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability.verdict import find_artifact
 
 BUCKET = "faults"
-MOST_REQUESTS = 8.0  # times those of a run without faults
+MAX_REQUESTS = 8.0  # times those of a run without faults
 _PART = 64 << 10  # bytes
 _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
@@ -72,7 +72,7 @@ class Outcome:
     @property
     def is_good(self) -> bool:
         """Whether every promise was kept."""
-        is_known = self.ended in ("same", "error") and self.ratio <= MOST_REQUESTS
+        is_known = self.ended in ("same", "error") and self.ratio <= MAX_REQUESTS
         return is_known and not self.partial and self.again is None
 
 

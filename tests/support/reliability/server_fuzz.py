@@ -14,7 +14,7 @@ ROUTES = ("/chat/completions", "/v1/chat/completions", "/v1/completions")
 HALF_OPEN = 0.08  # of the requests that are whole; uvicorn takes them for clients that left
 BIGGEST_READ = 60_000  # bytes: a bigger body may be refused, and its connection reset, unread
 SECONDS = 60  # after which a server that says nothing is one that hangs
-MOST_WRONG = 20  # after which no more is sent
+MAX_WRONG = 20  # after which no more is sent
 BATCH = 200  # requests that are under way together, of which none may bring another's canary
 ALLOWED = {200, 400, 401, 404, 405, 413, 415, 422, 503}
 _KIND = b"Content-Type: application/json\r\n"
@@ -116,7 +116,7 @@ class Volley:
 
 
 def fire_many(port: int, threads: ThreadPoolExecutor, seeds: range, canaries: set[str]) -> Volley:
-    """Send the requests of these seeds; stop after `MOST_WRONG` wrong answers."""
+    """Send the requests of these seeds; stop after `MAX_WRONG` wrong answers."""
 
     def try_one(shot: Shot) -> tuple[bool, str | None]:
         try:
@@ -136,7 +136,7 @@ def fire_many(port: int, threads: ThreadPoolExecutor, seeds: range, canaries: se
             volley.brought += brought
             if wrong is not None:
                 volley.wrong.append(f"request {seed}: {wrong}")
-        if len(volley.wrong) >= MOST_WRONG:
+        if len(volley.wrong) >= MAX_WRONG:
             break
     return volley
 

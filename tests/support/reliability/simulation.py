@@ -37,7 +37,7 @@ from tests.support.reliability.sim_world import Faults, World
 
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 _SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
 _CHUNK = 500
 
@@ -100,7 +100,7 @@ class Tally:
 
     def report(self, kind: Kind) -> str:
         """One line for each history that broke, with the command that shows it."""
-        shown = list(self.broken.items())[:MOST_SHOWN]
+        shown = list(self.broken.items())[:MAX_SHOWN]
         lines = [f"{what}\n    {command_for(seed, kind)}" for seed, what in shown]
         return "\n".join([f"{len(self.broken)} of {self.histories} histories broke", *lines])
 
@@ -234,7 +234,7 @@ def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> H
     )
 
 
-def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MOST_SHOWN) -> Tally:
+def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MAX_SHOWN) -> Tally:
     """Many histories, in this process, until `most_broken` of them broke."""
     tally = Tally()
     began = time.process_time()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, leaves, mistake
+from tests.support.infra.deployed import INFRA, MIN_GRACE, SECRET, UID, leaves, mistake
 
 HERE = INFRA / "containers"
 DOCKERFILE = (HERE / "Dockerfile").read_text().replace("\\\n", " ")
@@ -153,7 +153,7 @@ def test_a_worker_has_the_time_to_save(name: str) -> None:
     from infra.prefect.server import SECONDS_TO_END
 
     grace = SERVICES[name]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) >= max(LEAST_GRACE, SECONDS_TO_END)
+    assert int(grace.removesuffix("s")) >= max(MIN_GRACE, SECONDS_TO_END)
 
 
 def test_a_service_that_needs_another_waits_until_it_is_healthy() -> None:

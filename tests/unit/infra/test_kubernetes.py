@@ -12,7 +12,7 @@ import yaml
 from infra.gangs.kubernetes import TEMPLATE
 from infra.launch.rendezvous import Gang, find_gang
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
-from tests.support.infra.deployed import INFRA, LEAST_GRACE, ROOT, SECRET, UID, mistake
+from tests.support.infra.deployed import INFRA, MIN_GRACE, ROOT, SECRET, UID, mistake
 
 HERE = INFRA / "kubernetes"
 SECONDS_OF_PREFECT = 30  # that `prefect flow-run execute` gives a run which it was told to stop
@@ -108,14 +108,14 @@ def test_pods_of_our_image_run_as_its_user(name: str) -> None:
 @pytest.mark.parametrize("name", THAT_TRAIN)
 def test_a_pod_that_must_go_has_the_time_to_save(name: str) -> None:
     grace = THAT_TRAIN[name]["terminationGracePeriodSeconds"]
-    assert grace >= LEAST_GRACE
+    assert grace >= MIN_GRACE
     assert grace > SECONDS_OF_PREFECT
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_grace_shorter_than_saving_takes_is_refused(pool: str) -> None:
     variable = template(pool)["variables"]["properties"]["grace_seconds"]
-    assert variable["minimum"] >= LEAST_GRACE
+    assert variable["minimum"] >= MIN_GRACE
 
 
 @pytest.mark.parametrize("name", THAT_TRAIN)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, mistake
+from tests.support.infra.deployed import INFRA, MIN_GRACE, SECRET, mistake
 
 HERE = INFRA / "systemd"
 UNITS = sorted(HERE.glob("*.service"))
@@ -33,7 +33,7 @@ def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
 def test_only_the_supervisor_is_asked_to_end_and_a_run_has_the_time_to_save(unit: Path) -> None:
     found = settings(unit)
     assert found["KillMode"] == "mixed"
-    assert int(found["TimeoutStopSec"]) >= LEAST_GRACE
+    assert int(found["TimeoutStopSec"]) >= MIN_GRACE
     assert found["User"] != "root"
 
 

@@ -121,7 +121,7 @@ def test_a_talk_keeps_its_messages_and_nothing_else():
         (mmlu.convert, {**QUESTION, "answer": 4}, "answer is 4, expected 0 to 3"),
         (mmlu.convert, {**QUESTION, "answer": "A"}, "answer is 'A'"),
         (arc.convert, {**SCIENCE, "choices": ["a"]}, "column 'choices' holds no texts and labels"),
-        (arc.convert, {**SCIENCE, "answerKey": "A"}, "answer 'A' is none of the letters 1, 2, 3"),
+        (arc.convert, {**SCIENCE, "answerKey": "A"}, "answer 'A' is not one of the letters 1, 2"),
         (
             arc.convert,
             {**SCIENCE, "choices": {"text": ["a"], "label": ["1", "2"]}},

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 REQUESTS = 10_000
 ROUND = 500
-MOST_BYTES = 8_000_000  # that may come after the first rounds, which fill pages and the allocator
+MAX_BYTES = 8_000_000  # that may come after the first rounds, which fill pages and the allocator
 
 
 @pytest.mark.parametrize("runner", [None, "torch"], ids=["best", "torch"])
@@ -49,4 +49,4 @@ def test_memory_is_flat_over_ten_thousand_requests(runner: str | None) -> None:
         seen.append(process.memory_info().rss)
     assert not engine.scheduler.slots.running
     quarter = len(seen) // 4
-    assert max(seen[quarter:]) - seen[quarter] < MOST_BYTES, seen
+    assert max(seen[quarter:]) - seen[quarter] < MAX_BYTES, seen

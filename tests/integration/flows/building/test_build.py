@@ -164,7 +164,7 @@ def test_a_full_disk_is_named(toys, monkeypatch):
 
     # A worker that cannot even write its error ends without a word.
     mute = toys.stage("first", source="import os\n\n\ndef run(job):\n    os._exit(1)\n")
-    monkeypatch.setattr(torchrun, "_LEAST_FREE", 2**62)
+    monkeypatch.setattr(torchrun, "_MIN_FREE", 2**62)
     with pytest.raises(StageError, match=r"^first: no space left on device: "):
         build(mute, toys.context(), {}, force=False)
 

@@ -83,7 +83,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     collector.join()
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
-    assert hint == "hint: run the same command again: it looks for its artifacts anew"
+    assert hint == "hint: run the same command again: it looks for its artifacts again"
     ended = find_run(store, "second")
     assert ended.status == "failed"
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from infra.prefect.access import AUTH
-from infra.prefect.logs import MOST_BYTES, last_line, rotate
+from infra.prefect.logs import MAX_BYTES, last_line, rotate
 from infra.prefect.records import find_supervisor, supervisor_lock
 from infra.prefect.server import stop_stack, wait_for_own_server
 from infra.prefect.supervisor import processes
@@ -217,7 +217,7 @@ def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> N
         file.write(b"early\n")
         rotate(log)
         assert log.read_text() == "early\n"
-        os.truncate(log, MOST_BYTES)
+        os.truncate(log, MAX_BYTES)
         file.write(b"\nlast of the old\n")
 
         rotate(log)

@@ -47,7 +47,7 @@ def test_signed_requests_of_every_kind_are_accepted(
     ("others", "asks", "error", "hint"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "geheim"}, "get head put", "SignatureDoesNotMatch",
-         "the secret does not fit the access key"),
+         "wrong secret for this access key"),
         ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, "get", "InvalidAccessKeyId", ""),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "get", "NoCredentialsError",
          "AWS_PROFILE"),

@@ -9,7 +9,7 @@ import torch
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.cuda_graphs import bucket_of
-from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
+from nanochat_core.engine.runners.device_runner import MAX_CANDIDATES, DeviceRunner
 from nanochat_core.engine.runners.prefill_attention import varlen
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
@@ -91,7 +91,7 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
     assert not needs(SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=2.0))
     assert needs(SamplingParams(top_p=0.9))
     assert needs(SamplingParams(repetition_penalty=1.1))
-    assert needs(SamplingParams(top_k=MOST_CANDIDATES + 1))
+    assert needs(SamplingParams(top_k=MAX_CANDIDATES + 1))
 
 
 @pytest.mark.gpu

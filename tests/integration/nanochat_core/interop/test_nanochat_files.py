@@ -221,7 +221,7 @@ def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path):
     model = a_model(LAST, precision="bf16")
     weights = weights_of(model)
     weights["value_embeds.1.weight"] = weights["value_embeds.1.weight"].float()
-    unreadable(save(tmp_path, model, weights), r"value_embeds\.1\.weight is fp32 beside bf16")
+    unreadable(save(tmp_path, model, weights), r"value_embeds\.1\.weight is fp32 next to bf16")
 
 
 def test_matrices_in_bf16_come_in_with_their_values(tmp_path):

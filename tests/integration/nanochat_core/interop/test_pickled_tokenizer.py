@@ -89,7 +89,7 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, name):
 
 
 def test_a_pickle_beyond_its_bound_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanochat_core.interop.pickled_tokenizer.MOST_BYTES", 100)
+    monkeypatch.setattr("nanochat_core.interop.pickled_tokenizer.MAX_BYTES", 100)
     write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
     with pytest.raises(ModelError, match="larger than 100 bytes"):
         read_tokenizer(tmp_path / "tokenizer.pkl")

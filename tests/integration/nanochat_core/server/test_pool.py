@@ -198,7 +198,7 @@ def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_p
 
 
 def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch):
-    monkeypatch.setattr("nanochat_core.server.workers.pool.MOST_VAIN_LIVES", 2)
+    monkeypatch.setattr("nanochat_core.server.workers.pool.MAX_VAIN_LIVES", 2)
     with serving() as live:
         worker = live.service.pool.workers[0]
         for count in range(1, 4):

@@ -53,11 +53,11 @@ FREE = ("NANOCHAT_", "PREFECT_", "PYTEST_", "AWS_", "RANK", "LOCAL_", "GROUP_", 
 FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "CUBLAS_")
 FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR", "DO_NOT_TRACK")
 FREE += ("NO_PROXY", "no_proxy")
-MOST_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not used longest ends
+MAX_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not used longest ends
 _TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
 _STANDARD = sys.stdlib_module_names
 _PR_SET_CHILD_SUBREAPER = 36
-_MOST_FILES = 16  # of a request
+_MAX_FILES = 16  # of a request
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
@@ -161,7 +161,7 @@ class _Launcher:
                     self._servers.remove(server)
                     break
             else:
-                if len(self._servers) == MOST_SERVERS:
+                if len(self._servers) == MAX_SERVERS:
                     self._servers.pop(0).close()
                 server = _Server.start(environment)
             self._servers.append(server)  # the last is the one that was used last
@@ -264,7 +264,7 @@ class _Packages(MetaPathFinder, Loader):
 def _serve(connection: socket.socket, packages: _Packages) -> NoReturn:
     """Fork a process a request; in it, run the program that was asked for."""
     while True:
-        message, streams, *_ = socket.recv_fds(connection, 1 << 20, _MOST_FILES)
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, _MAX_FILES)
         if not message:
             os._exit(0)
         request, launcher = json.loads(message), os.getppid()

@@ -10,7 +10,7 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.pins import PINS, SWEEP, find_pin
 from flows.artifacts.publish import publish
-from flows.artifacts.shared_files import LEAST_SIZE
+from flows.artifacts.shared_files import MIN_SIZE
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
@@ -22,7 +22,7 @@ from tests.support.flows.rubbish import gc, gc_until_clean
 from tests.support.flows.shelf import put_run
 from tests.support.reliability.memory_store import DAY, MemoryStore
 
-SHARDS = {f"shard_{n}": random.Random(n).randbytes(LEAST_SIZE + n) for n in range(5)}
+SHARDS = {f"shard_{n}": random.Random(n).randbytes(MIN_SIZE + n) for n in range(5)}
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_equal_files_that_share_an_object_are_fetched_side_by_side(store, tmp_pa
 
 
 def test_small_files_are_stored_again(store, tmp_path):
-    small = {"small": b"x" * (LEAST_SIZE - 1)}
+    small = {"small": b"x" * (MIN_SIZE - 1)}
     for count in (1, 2):
         publish_shards(store, tmp_path, count, files=small)
     assert "small" in stored(store, 2)
@@ -140,7 +140,7 @@ def test_an_object_that_is_not_whole_is_not_named(store, tmp_path, change):
 def test_building_again_mends_what_was_damaged_in_the_store(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     new = publish_shards(store, tmp_path, 3)
-    store.put(keys(old)["shard_0"], b"?" * LEAST_SIZE)
+    store.put(keys(old)["shard_0"], b"?" * MIN_SIZE)
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         with pytest.raises(ArtifactError, match="shard_0 of shards/"):
             fetch(store, new, cache)
