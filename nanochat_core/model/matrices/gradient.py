@@ -96,7 +96,7 @@ def add_in_torch(grad: Tensor, x: Tensor, total: Tensor, *, holds: bool) -> None
 
 
 def error(device: torch.device) -> float:
-    """Return the kernel's largest error beside torch, over the largest value, of two additions."""
+    """Return the kernel's largest error next to torch, over the largest value, of two additions."""
     from nanochat_core.model.matrices.kernel import add  # imports triton
 
     generator = torch.Generator(device).manual_seed(1)
