@@ -20,8 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from flows.identity import fingerprint
 from infra.prefect.access import AUTH
-from infra.prefect.records import Server
-from infra.prefect.server import client_environment, stop_server
+from infra.prefect.server import Server, client_environment, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.prefect_server import ensure_server

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
-from infra.prefect.access import ServerError, check_answers, configured_api_url
-from infra.prefect.records import find_supervisor
-from infra.prefect.server import find_server
+from infra.prefect.access import ServerError, check_answers
+from infra.prefect.server import find_server, find_supervisor, shared_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
@@ -97,7 +96,7 @@ def examine(home: Path, store: str) -> Iterator[Finding]:
     yield check_memory(memory_left())
     yield check_home(home)
     yield from try_store(store)
-    yield check_server(home, shared=configured_api_url())
+    yield check_server(home, shared=shared_server(home))
     yield check_workers(home)
     yield check_kernels(unable_here())
     yield from list_speeds(measured.recorded())

@@ -133,19 +133,20 @@ def styled(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{codes}m{text}\x1b[0m"
 
 
-def login_line(home: Path) -> str | None:
-    """Return the line that says how to log a browser in to the server of `home`, or None.
+def password_line(home: Path) -> str | None:
+    """Return the line with the password that Prefect's pages ask for; None for a shared server.
 
-    The address has the password in it, so only a terminal gets it: others may read a file that a
-    shell writes, or the log of a CI job.
+    Only a terminal gets the password: others may read a file that a shell writes, or the log of a
+    CI job.
     """
-    from infra.prefect.password import login_address
+    from infra.prefect.server import find_password, shared_server
 
-    if (address := login_address(home)) is None:
+    password = find_password(home)
+    if password is None or shared_server(home) is not None:
         return None
     if not sys.stdout.isatty():
-        address = "`nanochat up` prints the address if its output is a terminal"
-    return f"log in       {address}"
+        password = "`nanochat up` prints it if its output is a terminal"
+    return f"password     {password}"
 
 
 def table_width() -> int | None:

@@ -13,13 +13,9 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectException
 
 from infra.polling import ANSWER_SECONDS
-from infra.prefect.access import AUTH
-from nanochat_core.errors import ConfigError
+from infra.prefect.access import find_refusal
 
 NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
-# Request timeout, too early, too many requests: status codes 4xx that a later try may not get.
-_PASSING = (408, 425, 429)
-_SAID = 500  # characters of the server's message that an error shows
 
 
 @contextlib.contextmanager
@@ -51,21 +47,6 @@ def reporting_refusals() -> Generator[None]:
     try:
         yield
     except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        if not 400 <= status < 500 or status in _PASSING:
+        if (refusal := find_refusal(error)) is None:
             raise
-        hint = (
-            f"set {AUTH} as it is set for the server"
-            if status in (401, 403)
-            else "if its deployments are missing or of another version: `nanochat up --register`"
-        )
-        raise ConfigError(f"Prefect refuses ({status}): {_said(error)}", hint=hint) from error
-
-
-def _said(error: httpx.HTTPStatusError) -> str:
-    """Return the server's message in one line, at most _SAID characters."""
-    text = error.response.text
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        tree = error.response.json()
-        text = str(tree.get("detail") or tree.get("exception_detail") or text)
-    return " ".join(text.split())[:_SAID] or error.response.reason_phrase
+        raise refusal from error

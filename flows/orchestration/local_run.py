@@ -19,12 +19,7 @@ from flows.render.terminal import Display
 from infra.placement import ONE_STAGE, unknown_pool
 from infra.polling import POLL_SECONDS
 from infra.prefect import server as prefect_server
-from infra.prefect.access import (
-    check_admitted,
-    check_answers,
-    check_client,
-    configured_api_url,
-)
+from infra.prefect.access import NO_ANSWER, check_answers
 from infra.prefect.flow_runs import has_deployment, running_server
 from nanochat_core.build_kernels import build_kernels
 
@@ -57,26 +52,21 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
     Returns the URL of the server's API. Raises ServerError if no server responds, or Prefect's
     client cannot be made.
     """
-    check_client()
     logging.raiseExceptions = False  # Prefect writes into the display that logs were not sent
-    configured = configured_api_url()
-    if configured is not None:
-        prefect_server.adopt_password(home)
-        check_answers(configured)
-        prefect_server.use_server(home, configured, console_logs=False)
-        return configured
+    if (api_url := prefect_server.shared_server(home)) is not None:
+        check_answers(api_url)
+        prefect_server.use_server(home, api_url, console_logs=False)
+        return api_url
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
         # The server uses one core meanwhile. No command waits for the thread at its end.
         threading.Thread(target=build_kernels, daemon=True).start()
-    prefect_server.wait_for_own_server(home)
     # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)
     # The import takes a second, in which the server comes up.
     importlib.import_module("flows.orchestration.pipeline")
     prefect_server.wait_for_server(home, server)
-    check_admitted(server.api_url)
     return server.api_url
 
 
@@ -88,7 +78,7 @@ def check_pool_exists(home: Path, pool: str) -> None:
     api_url = running_server(home)
     try:
         exists = has_deployment(api_url, f"{ONE_STAGE}/{pool}")
-    except (OSError, ValueError):
+    except NO_ANSWER:
         return  # the flow asks again, and waits while Prefect does not answer
     if not exists:
         raise unknown_pool(pool)

@@ -25,8 +25,7 @@ def end_dead_runs(store: Store, home: Path) -> None:
     """
 
     def end(run: str) -> bool:
-        from infra.prefect.ended_runs import report_ended
-        from infra.prefect.flow_runs import find_flow_runs
+        from infra.prefect.flow_runs import find_flow_runs, report_ended
 
         try:
             _end(store, run)
@@ -41,7 +40,6 @@ def settle(store: Store, home: Path, run: Run) -> Run:
     """Return the record of a run, ended if Prefect knows that it ended and is not resumed."""
     if run.status != "running" or run_lock.is_held(home, run.run):
         return run
-    from infra.prefect.ended_runs import report_ended
     from infra.prefect.flow_runs import find_flow_runs
 
     found = find_flow_runs(home, run.run) or []
@@ -53,7 +51,6 @@ def settle(store: Store, home: Path, run: Run) -> Run:
         return run
     with contextlib.suppress(StoreError, ArtifactError):
         run = _end(store, run.run) or run
-    report_ended(home, found, _DIED)
     return run
 
 

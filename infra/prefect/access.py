@@ -1,29 +1,31 @@
-"""Address and password of the Prefect server, and plain requests to its API.
+"""Plain requests to the API of the Prefect server, with its password.
 
-Both are Prefect's own settings: PREFECT_API_URL names a shared server, PREFECT_API_AUTH_STRING is
-"user:password" (PREFECT_API_KEY, a key of Prefect Cloud). The password of a home's own server is in
-the home: infra/prefect/password.py. It is secret, and so is NANOCHAT_WEBHOOK, an address to which
-any client that knows it may post: they go to the environment of processes that need them and never
-appear on a command line, in a record or in a log.
+PREFECT_API_URL names a shared server and PREFECT_API_AUTH_STRING is its "user:password"
+(PREFECT_API_KEY, a key of Prefect Cloud): Prefect's own settings. The password of a home's own
+server is in the home: infra/prefect/server.py. It is secret, and so is NANOCHAT_WEBHOOK, an address
+to which any client that knows it may post: they go to the environment of processes that need them
+and never appear on a command line, in a record or in a log.
 """
 
-import base64
-import http.client
-import json
+import functools
 import os
-import re
-import urllib.error
-import urllib.request
 import uuid
 from http import HTTPStatus
 from typing import Any
 
+import httpx
+
 from infra.polling import ANSWER_SECONDS
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import ConfigError, NanochatError
 
 AUTH = "PREFECT_API_AUTH_STRING"
 WEBHOOK = "NANOCHAT_WEBHOOK"
-_THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")  # host and port of a URL
+HOST = "127.0.0.1"
+# No answer, or none of Prefect's: another program's, or a proxy's.
+NO_ANSWER = (httpx.HTTPError, OSError, ValueError, LookupError, TypeError)
+_BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+_NOT_ADMITTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_MAX_SHOWN = 500  # characters of the server's message that an error shows
 
 
 class ServerError(NanochatError):
@@ -31,7 +33,7 @@ class ServerError(NanochatError):
 
 
 def configured_api_url() -> str | None:
-    """Return the shared Prefect server to use (PREFECT_API_URL), or None for a local one."""
+    """Return PREFECT_API_URL, or None. `server.shared_server` says whether it is a shared one."""
     return os.environ.get("PREFECT_API_URL", "").rstrip("/") or None
 
 
@@ -51,46 +53,44 @@ def ask(
     """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
     None means an empty answer, and with `may_lack` that what is asked for does not exist. Raises
-    OSError if the server does not answer, and its subclass HTTPError if it refuses.
+    one of NO_ANSWER without an answer of Prefect's, httpx.HTTPStatusError if it refuses.
     """
-    request = urllib.request.Request(f"{api_url}{path}", headers=_headers(), method=method)
-    if body is not None:
-        request.data = json.dumps(body).encode()
-        request.add_header("Content-Type", "application/json")
-        for name, value in _csrf_headers(api_url).items():
-            request.add_header(name, value)
-    # urllib would use the proxy of the environment even for 127.0.0.1.
-    proxies = {} if _THIS_MACHINE.fullmatch(request.host or "") else _proxies()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    headers = {} if body is None else _csrf_headers(api_url)
+    user, _, password = os.environ.get(AUTH, "").partition(":")
+    if not user and (key := os.environ.get("PREFECT_API_KEY")):
+        headers["Authorization"] = f"Bearer {key}"
     try:
-        with opener.open(request, timeout=ANSWER_SECONDS) as response:
-            return json.loads(response.read() or b"null")
-    except urllib.error.HTTPError as error:
-        if not may_lack or error.code != HTTPStatus.NOT_FOUND:
-            raise
-        error.close()  # it holds a connection
+        answer = client().request(
+            method or ("GET" if body is None else "POST"),
+            f"{api_url}{path}",
+            json=body,
+            headers=headers,
+            auth=(user, password) if user else None,
+            timeout=ANSWER_SECONDS,
+        )
+    except httpx.InvalidURL as error:  # an address with a wrong port, for example
+        raise ConnectionError(str(error)) from error
+    if may_lack and answer.status_code == HTTPStatus.NOT_FOUND:
         return None
-    except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
-        raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
+    answer.raise_for_status()
+    return answer.json() if answer.content else None
 
 
-def _proxies() -> dict[str, str]:
-    """Return the proxies of the environment, by scheme; urllib itself does not know ALL_PROXY."""
-    found = urllib.request.getproxies()
-    if (proxy := found.get("all", "")).startswith("http"):  # urllib cannot use another kind
-        return dict.fromkeys(("http", "https"), proxy) | found
-    return found
+@functools.cache
+def client() -> httpx.Client:
+    """Return this process's HTTP client, made as Prefect makes its own.
 
-
-def check_client() -> None:
-    """Raise ServerError if the environment keeps Prefect's client from being made.
-
-    It takes every proxy and certificate that the environment names, also for a local server.
+    Raises ServerError if the environment keeps it from being made.
     """
-    import httpx
-
+    # Both spellings: where both are set, Python reads the lower one. "*" next to another name would
+    # mean nothing.
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if given != "*":
+        given = ",".join(dict.fromkeys([*filter(None, given.split(",")), HOST, "localhost"]))
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = given
     try:
-        httpx.Client().close()
+        # A connection for each request: a server closes idle ones just when the next is sent.
+        return httpx.Client(limits=httpx.Limits(max_keepalive_connections=0))
     except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
         raise ServerError(
             f"Prefect's client cannot be made: {error}",
@@ -99,73 +99,68 @@ def check_client() -> None:
         ) from error
 
 
-def may_pass(error: urllib.error.HTTPError) -> bool:
-    """Return whether the same request may succeed later: the server has failed, or is busy."""
-    busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-    return error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in busy
-
-
 def _csrf_headers(api_url: str) -> dict[str, str]:
     """Return the headers that CSRF protection requires of each change: a token from the server."""
-    client = uuid.uuid4().hex
+    sender = uuid.uuid4().hex
     try:
-        token = ask(api_url, f"/csrf-token?client={client}")["token"]
-    except urllib.error.HTTPError as error:
-        if error.code in (404, 422):  # the server has no such protection, or it is switched off
+        token = ask(api_url, f"/csrf-token?client={sender}")["token"]
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (404, 422):  # no such protection, or switched off
             return {}
         raise
-    return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": client}
+    return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": sender}
 
 
-def answers(api_url: str) -> bool:
-    """Return whether a Prefect server answers; needs no password."""
+def find_refusal(error: Exception) -> ConfigError | None:
+    """Return the error of a request that the server refuses, and would refuse again; else None."""
+    if not isinstance(error, httpx.HTTPStatusError) or may_pass(error):
+        return None
+    response = error.response
+    text = response.text
     try:
-        return ask(api_url, "/health") is True
-    except (OSError, ValueError):
-        return False
+        tree = response.json()
+        text = str(tree.get("detail") or tree.get("exception_detail") or text)
+    except (ValueError, AttributeError):  # not JSON, or no object
+        pass
+    said = " ".join(text.split())[:_MAX_SHOWN] or response.reason_phrase
+    return ConfigError(
+        f"Prefect refuses ({response.status_code}): {said}",
+        hint=f"set {AUTH} as it is set for the server"
+        if response.status_code in _NOT_ADMITTED
+        else "if its deployments are missing or of another version: `nanochat up --register`",
+    )
 
 
-def check_admitted(api_url: str) -> bool:
-    """Return whether a Prefect server answers; raise ServerError if it refuses our password."""
+def may_pass(error: httpx.HTTPStatusError) -> bool:
+    """Return whether the same request may succeed later: the server has failed, or is busy."""
+    return error.response.is_server_error or error.response.status_code in _BUSY
+
+
+def admits(api_url: str) -> bool:
+    """Return whether a Prefect server answers; raise ServerError if it refuses our password.
+
+    So a server that took the port of a home's own does not pass for it.
+    """
     # The health endpoint needs no password, so it cannot show whether ours is right.
-    if not answers(api_url):
-        return False
     try:
         ask(api_url, "/admin/version")
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds a connection
-        is_refused = error.code in (401, 403)
-    except (OSError, ValueError):
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in _NOT_ADMITTED:
+            return not error.response.is_server_error
+        given = f"refuses {AUTH}" if os.environ.get(AUTH) else "asks for a password"
+        raise ServerError(
+            f"the Prefect server at {api_url} {given}", hint=f"set {AUTH} to its user:password"
+        ) from None
+    except NO_ANSWER:
         return False
-    else:
-        return True
-    if is_refused:
-        raise refused_password(api_url)
     return True
-
-
-def refused_password(api_url: str) -> ServerError:
-    """Return the error of a server that refuses our password, or that we have none."""
-    return ServerError(
-        f"the Prefect server at {api_url} "
-        + (f"refuses {AUTH}" if os.environ.get(AUTH) else "asks for a password"),
-        hint=f"set {AUTH} to its user:password",
-    )
 
 
 def check_answers(api_url: str) -> None:
     """Raise ServerError unless a Prefect server answers at `api_url` and accepts our password."""
-    if not check_admitted(api_url):
+    if not admits(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
-            hint="start that server, or unset PREFECT_API_URL: then a local one is used and "
-            "started by itself",
+            hint="a server that has just been started needs some ten seconds; without "
+            "PREFECT_API_URL a local one is used and started by itself",
         )
-
-
-def _headers() -> dict[str, str]:
-    if given := os.environ.get(AUTH):
-        return {"Authorization": f"Basic {base64.b64encode(given.encode()).decode()}"}
-    if key := os.environ.get("PREFECT_API_KEY"):
-        return {"Authorization": f"Bearer {key}"}
-    return {}

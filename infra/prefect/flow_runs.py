@@ -1,46 +1,28 @@
-"""Submit and look up flow runs through the API of a running Prefect server.
+"""Submit, look up and change flow runs through the API of a running Prefect server.
 
 Prefect is not imported, so the commands that use this start at once.
 """
 
-import http.client
-import json
 import time
-import urllib.error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
-from infra.prefect.access import (
-    ServerError,
-    ask,
-    check_answers,
-    configured_api_url,
-    may_pass,
-    refused_password,
-)
-from infra.prefect.records import find_process_of_server
-from infra.prefect.server import adopt_password, wait_for_own_server, wait_for_server
+from infra.prefect.access import NO_ANSWER, ServerError, ask, check_answers, find_refusal
+from infra.prefect.server import adopt_password, find_server, shared_server
 from infra.retry import RetryPolicy, until_answered
-from nanochat_core.errors import ConfigError, NanochatError
+from nanochat_core.errors import ConfigError
 
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed after a crash: see supervisor/runs.py
 RESUMES = "nanochat.resumes"  # label: how often a run was resumed since it last got further
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 MOST = 200  # objects in an answer
 _SUBMISSION = RetryPolicy(tries=4, longest_wait=SLOW_SECONDS)  # of a request that creates a run
-# No JSON, or JSON of another form, is the answer of a proxy.
-NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
 _unanswered: dict[str, float] = {}  # URL of an API -> when it last did not answer
-
-
-class NoAnswerError(ServerError):
-    """An error of the server, or on the way to it, that may pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +66,20 @@ def page_of(ui_url: str, flow_run: str) -> str:
 def running_server(home: Path) -> str:
     """Return the URL of the API of the server that `home` uses. Starts none.
 
-    Raises ServerError if none runs, or it refuses our password.
+    Raises ServerError if none runs, it does not answer, or it refuses our password.
     """
-    api_url = configured_api_url()
-    if api_url is None:
-        wait_for_own_server(home)
-        server = find_process_of_server(home)
-        if server is None:
-            raise ServerError(
-                "no Prefect server is running, and so no worker",
-                hint="start both with: nanochat up",
-            )
-        wait_for_server(home, server)
-        api_url = server.api_url
     adopt_password(home)
+    if (api_url := find_api(home)) is None:
+        raise ServerError(
+            "no Prefect server is running, and so no worker",
+            hint="start both with: nanochat up",
+        )
     check_answers(api_url)
     return api_url
 
 
 def has_deployment(api_url: str, deployment: str) -> bool:
-    """Return whether the server has the deployment FLOW/NAME. Raises OSError without an answer."""
+    """Return whether the server has the deployment FLOW/NAME. Raises one of NO_ANSWER."""
     return _find_deployment(api_url, deployment) is not None
 
 
@@ -111,43 +87,40 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
     """Create a run of the deployment FLOW/NAME; return its id.
 
     `name` must be new: it is the idempotency key, so that a repeated request creates no second run.
-    A request that gets no answer is repeated a few times.
+    A request that gets no answer is repeated a few times, as of a server that is busy.
 
-    Raises ConfigError if there is no such deployment, or the server refuses a parameter,
-    ServerError if it refuses the password or does not answer.
+    Raises ConfigError if there is no such deployment, or the server refuses a parameter or the
+    password, ServerError if it does not answer.
     """
-    try:
-        found = _find_deployment(api_url, deployment)
-        path = f"/deployments/{found['id']}/create_flow_run" if found is not None else None
-    except NO_ANSWER as error:
-        again = "nothing was submitted: run the same command again once the server answers"
-        raise _explain(api_url, error, hint=again) from error
-    if path is None:
+    body = {"name": name, "parameters": dict(parameters), "idempotency_key": name}
+
+    def create() -> str | None:
+        try:
+            if (found := _find_deployment(api_url, deployment)) is None:
+                return None
+            return str(ask(api_url, f"/deployments/{found['id']}/create_flow_run", body=body)["id"])
+        except NO_ANSWER as error:
+            if (refusal := find_refusal(error)) is not None:
+                raise refusal from error
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ServerError(
+                f"no answer of the Prefect server at {api_url}: {why}",
+                hint=f"run {name} may have been created; before you submit again, look with: "
+                f"nanochat status {name}",
+            ) from error
+
+    if (created := until_answered(create, ServerError, policy=_SUBMISSION)) is None:
         raise ConfigError(
             f"{api_url} has no deployment {deployment}",
             hint="register it with: nanochat up --register",
         )
-    body = {"name": name, "parameters": dict(parameters), "idempotency_key": name}
-
-    def create() -> str:
-        try:
-            return str(ask(api_url, path, body=body)["id"])
-        except NO_ANSWER as error:
-            raise _explain(
-                api_url,
-                error,
-                hint=f"run {name} may have been created; before you submit again, look with: "
-                f"nanochat status {name}",
-                refused="nothing was submitted; the log of the server may say more",
-            ) from error
-
-    return until_answered(create, NoAnswerError, policy=_SUBMISSION)
+    return created
 
 
 def find_api(home: Path) -> str | None:
     """Return the URL of the API of the server that `home` uses; None if none runs."""
-    server = find_process_of_server(home)
-    return configured_api_url() or (server.api_url if server else None)
+    server = find_server(home)
+    return shared_server(home) or (server.api_url if server else None)
 
 
 def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
@@ -164,7 +137,7 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
     try:
         adopt_password(home)
         return [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
-    except (*NO_ANSWER, ServerError):  # or our password is malformed
+    except (*NO_ANSWER, ServerError):  # or no client can be made
         _unanswered[api_url] = time.monotonic()
         return None
 
@@ -189,30 +162,68 @@ def _parse(tree: Mapping[str, Any]) -> FlowRun:
     )
 
 
-def _detail(error: urllib.error.HTTPError) -> str:
-    try:
-        return " ".join(str(json.loads(error.read())["detail"]).split())
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"
+def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
+    """Set these flow runs of a run that has no process to Crashed; see `find_flow_runs`.
 
-
-def _explain(
-    api_url: str, error: Exception, *, hint: str, refused: str | None = None
-) -> NanochatError:
-    """Return the error of a request, in one line: NoAnswerError with this hint if it may pass.
-
-    `refused` is the hint for a refusal that has none of its own; None means `hint`.
+    Returns whether nothing is left to report. Requests of stages are not touched: their workers
+    live. Asks only a server that runs.
     """
-    if not isinstance(error, urllib.error.HTTPError):
-        what = " ".join(str(error).split()) or type(error).__name__
-        if not isinstance(error, OSError | http.client.HTTPException):
-            what = f"its answer is not Prefect's ({what})"
-        return NoAnswerError(f"no answer of the Prefect server at {api_url}: {what}", hint=hint)
-    detail = _detail(error)
-    if may_pass(error):
-        return NoAnswerError(f"the Prefect server at {api_url} has failed: {detail}", hint=hint)
-    if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return refused_password(api_url)
-    if error.code in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
-        refused = "if the code is newer than the deployment, run: nanochat up --register"
-    return ConfigError(f"the Prefect server refuses the request: {detail}", hint=refused or hint)
+    api_url = find_api(home)
+    if found is None or api_url is None:
+        # A home in which Prefect was never started has nothing to report. The directory of its
+        # server is still there after `nanochat down`, wherever the database is.
+        return shared_server(home) is None and not (home / "prefect").exists()
+    try:
+        for flow_run in found:
+            if flow_run.is_request:
+                continue
+            if flow_run.is_live:
+                set_state(api_url, flow_run.id, "CRASHED", why, force=True)
+            end_task_runs(api_url, flow_run.id, why)
+    except NO_ANSWER:
+        return False
+    return True
+
+
+def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
+    """Set unfinished task runs of a flow run to Crashed, and delete its unfinished progress bars.
+
+    The caller knows that no process runs them. Raises OSError, ValueError if Prefect cannot answer.
+    """
+    body = {
+        "flow_runs": {"id": {"any_": [flow_run]}},
+        "task_runs": {"state": {"type": {"any_": LIVE}}},
+        "limit": MOST,
+    }
+    for task_run in ask(api_url, "/task_runs/filter", body=body):
+        # Forced: Prefect's rules let the end of a task run through from its own process only.
+        set_state(api_url, task_run["id"], "CRASHED", why, force=True, of="task_runs")
+    bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
+    for bar in ask(api_url, "/artifacts/filter", body={"artifacts": bars, "limit": MOST}):
+        if bar["data"] != 100:
+            # With a body, since only requests with one carry the token that the server wants.
+            ask(api_url, f"/artifacts/{bar['id']}", body={}, method="DELETE", may_lack=True)
+
+
+def set_state(
+    api_url: str,
+    run: str,
+    state_type: str,
+    why: str,
+    name: str | None = None,
+    *,
+    force: bool = False,
+    once: str | None = None,
+    of: str = "flow_runs",
+) -> bool:
+    """Set the state of a run; return whether it has it: without `force` Prefect's rules apply.
+
+    False also if the run was deleted. Of several transitions for the sake of `once`, an id, only
+    the first counts. Raises OSError, ValueError if Prefect cannot answer.
+    """
+    state: dict[str, Any] = {"type": state_type, "name": name, "message": why}
+    if once is not None:
+        state["state_details"] = {"transition_id": once}
+    body = {"state": state, "force": force}
+    answer = ask(api_url, f"/{of}/{run}/set_state", body=body, may_lack=True)
+    return bool(answer) and answer["status"] == "ACCEPT"

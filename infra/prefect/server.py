@@ -1,72 +1,117 @@
 """Find, start, await and stop the local Prefect server of a home directory.
 
 Prefect runs as a program here and is never imported. The server survives the command that started
-it, and is configured only by its environment. HOME/prefect/server.json records its process and
-port.
+it, and is configured only by its environment. HOME/prefect has its record, `server.json`, and its
+`password`, which its owner alone can read: a client of Prefect's API can run code as the user of
+its workers, and other users of the machine, and web pages in a browser, can reach its port. The
+supervisor of `nanochat up` holds HOME/prefect/supervisor.lock, in which its process is named.
 """
 
 import contextlib
+import json
 import os
+import secrets
+import shutil
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 from filelock import FileLock
 
 from infra.polling import wait_until
-from infra.prefect.access import AUTH, WEBHOOK, ServerError, answers, configured_api_url
-from infra.prefect.logs import last_line, spawn
-from infra.prefect.password import (
-    ensure_password,
-    find_password,
-    pages_directory,
-    remove_password,
-)
-from infra.prefect.records import (
-    HOST,
-    Server,
-    find_process_of_server,
-    find_supervisor,
-    server_path,
-    write_record,
-)
+from infra.prefect.access import AUTH, HOST, WEBHOOK, ServerError, admits, configured_api_url
 from infra.storage.files import writing
-from nanochat_core.runtime.process_start import start_of
+from nanochat_core.job import write_json
+from nanochat_core.runtime.process_start import ProcessRef, find_process, start_of
 
-FIRST_PORT = 4200
-PORTS = 100
+PORTS = range(4200, 4300)
 SECONDS_TO_START = 240.0  # of a server: 10 s on an idle machine, minutes on a busy one
 SECONDS_TO_END = 120.0  # of a supervisor: first runs save, then the processes that they left end
 SECONDS_TO_DIE = 10.0  # of a process that was asked to end
 # Prefect's variables for the database begin so. The address may have a password in it.
 DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
+# Prefect's profiles are in its home, and ours has none: Prefect would warn that it lacks the name.
+PROFILE = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
 # Settings of a user's own Prefect: our server's pages would show that server's address.
-FOREIGN = (
-    AUTH,
-    "PREFECT_API_KEY",
-    "PREFECT_API_URL",
-    "PREFECT_PROFILE",
-    "PREFECT_PROFILES_PATH",
-)
+FOREIGN = (AUTH, "PREFECT_API_KEY", "PREFECT_API_URL")
 # Of a server that the user started: ours has the home's password, or none.
 SERVER_AUTH = "PREFECT_SERVER_API_AUTH_STRING"
+_MAX_LOG = 20_000_000  # bytes; then a log is renamed when its process starts again
+# Lines that Prefect's commands print after a traceback.
+_EMPTY = (
+    *("", "An exception occurred.", "Server stopped!"),
+    "ERROR:    Application startup failed. Exiting.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Prefect server on this machine."""
+
+    port: int
+    pid: int  # 0 after it was stopped; the home keeps its address
+    start: str  # distinguishes the process from a later one with its number
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The live process, or None if it ended."""
+        return find_process(self.pid, self.start)
+
+    @property
+    def ui_url(self) -> str:
+        """The address of Prefect's pages."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def api_url(self) -> str:
+        """The address of the API, for Prefect's clients."""
+        return f"{self.ui_url}/api"
+
+
+def find_record(home: Path) -> Server | None:
+    """Return the server that last ran for `home`, or None."""
+    with contextlib.suppress(OSError, ValueError, TypeError):  # none, or not one of ours
+        return Server(**json.loads(server_path(home).read_text(encoding="utf-8")))
+    return None
 
 
 def find_server(home: Path) -> Server | None:
-    """Return the server of `home` if it runs and answers, else None."""
-    server = find_process_of_server(home)
-    return server if server is not None and is_healthy(server) else None
+    """Return the server of `home` if its process lives, whether it answers or not; else None."""
+    server = find_record(home)
+    if server is None or server.process is not None:
+        return server
+    if server.pid:
+        with contextlib.suppress(ChildProcessError):  # of another process
+            os.waitpid(server.pid, os.WNOHANG)  # else it stays a zombie of the supervisor
+    return None
 
 
-def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
-    """Return the server of `home`; start it on `port` or the next free one unless it runs.
+def shared_server(home: Path) -> str | None:
+    """Return the API of a shared server: PREFECT_API_URL, unless it names the home's own."""
+    configured, own = configured_api_url(), find_record(home)
+    if configured is None or own is None:
+        return configured
+    return None if configured.replace("//localhost:", f"//{HOST}:") == own.api_url else configured
+
+
+def find_supervisor(home: Path) -> psutil.Process | None:
+    """Return the process that supervises the home's server and workers; None if there is none."""
+    found = ProcessRef.find(supervisor_lock(home))
+    return found and find_process(found.pid, found.start)
+
+
+def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = True) -> Server:
+    """Return the server of `home`; start it on the first free one of `ports` unless it runs.
 
     Does not wait until it answers: see `wait_for_server`. A new server requires the home's
-    password, or none if `guarded` is False. This process uses the same from then on.
+    password, or none if `guarded` is False. This process uses the same from then on. Raises
+    ServerError if it cannot be started, or if another process, the supervisor, is to restart it.
     """
-    directory = _directory(home)
+    directory = home / "prefect"
     with writing(directory, ServerError):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)  # the history holds the webhook's address and its key
@@ -74,28 +119,51 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
             home.chmod(0o700)  # work and logs, also in a home of an earlier version
         # Two commands at once must not start two servers on one SQLite file.
         with FileLock(directory / "start.lock"):
-            server = find_process_of_server(home)
+            server = find_server(home)
             if server is None:
-                if guarded:
-                    ensure_password(home)
-                else:
-                    remove_password(home)
-                server = _spawn_on_free_port(home, port)
+                # A server that another command started would have another environment.
+                _check_not_restarted(home)
+                if not guarded:
+                    password_path(home).unlink(missing_ok=True)
+                elif find_password(home) is None:
+                    _make_password(home)
+                server = _spawn_server(home, _find_port(ports))
     adopt_password(home)
     return server
 
 
-def adopt_password(home: Path) -> None:
-    """Make this process use the password of the home's server, if that is the server it uses.
+def _check_not_restarted(home: Path) -> None:
+    supervisor, last = find_supervisor(home), find_record(home)
+    if supervisor is None or supervisor.pid == os.getpid() or last is None or not last.pid:
+        return
+    raise ServerError(
+        f"the Prefect server has ended, and process {supervisor.pid}, `nanochat up`, restarts it",
+        hint="give the same command again in some seconds",
+    )
 
-    Without PREFECT_API_URL a password in the environment is that of another server.
-    """
-    shared, server = configured_api_url(), find_process_of_server(home)
-    is_own = shared is None or (server is not None and server.api_url == shared)
-    if is_own and (password := find_password(home)) is not None:
+
+def find_password(home: Path) -> str | None:
+    """Return `user:password` of the home's server, or None if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        return password_path(home).read_text(encoding="ascii").strip() or None
+    return None
+
+
+def _make_password(home: Path) -> None:
+    # Private from its creation: a chmod afterwards would leave a moment to read it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(password_path(home), flags, 0o600), "w", encoding="ascii") as file:
+        file.write(f"nanochat:{secrets.token_urlsafe(24)}\n")
+
+
+def adopt_password(home: Path) -> None:
+    """Make this process use the password of the home's server, unless it uses a shared one."""
+    if shared_server(home) is not None:
+        return
+    # A password of the environment is that of another server.
+    os.environ.pop(AUTH, None)
+    if (password := find_password(home)) is not None:
         os.environ[AUTH] = password
-    elif shared is None:
-        os.environ.pop(AUTH, None)
 
 
 def wait_for_server(
@@ -107,25 +175,14 @@ def wait_for_server(
 ) -> None:
     """Wait until `server` answers, or `stop`. Raises ServerError if it ends or takes longer."""
     is_over = wait_until(
-        lambda: server.process is None or stop() or is_healthy(server), seconds=seconds
+        lambda: server.process is None or stop() or admits(server.api_url), seconds=seconds
     )
+    what = f"does not answer on port {server.port} after {seconds:g} s"
     if server.process is None:
-        raise _did_not_start(home, "ended while starting")
-    if not is_over:
-        raise _did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
-
-
-def wait_for_own_server(home: Path) -> None:
-    """Wait until the home's supervisor, if there is one, has restarted its server.
-
-    A server that the command started would have the command's environment, not the supervisor's.
-    Without a record of a server the supervisor works for a shared one, or starts its own just now.
-    """
-    if configured_api_url() is None and server_path(home).exists():
-        wait_until(
-            lambda: find_supervisor(home) is None or find_process_of_server(home) is not None,
-            seconds=SECONDS_TO_START,
-        )
+        what = f"ended while starting: {last_line(log_path(home))}"
+    elif is_over:
+        return
+    raise ServerError(f"the Prefect server {what}", hint=f"its log is {log_path(home)}")
 
 
 def stop_stack(home: Path) -> bool:
@@ -139,34 +196,32 @@ def stop_stack(home: Path) -> bool:
 
 def stop_server(home: Path) -> bool:
     """Stop the server of `home`; return whether one ran. Runs in progress lose it."""
-    server = find_process_of_server(home)
-    process = server.process if server is not None else None
-    if process is not None:
+    server = find_server(home)
+    if server is None:
+        return False
+    if (process := server.process) is not None:
         end_process(process, SECONDS_TO_DIE)
-    server_path(home).unlink(missing_ok=True)
-    return process is not None
+    find_server(home)  # collects it, if it is a child of this process
+    write_record(home, replace(server, pid=0, start=""))
+    return True
 
 
 def end_process(process: psutil.Process, seconds: float) -> None:
     """Send SIGTERM to a process, and kill it if it lives `seconds` later.
 
     A zombie has ended; psutil's `wait` would wait until its parent, a run perhaps, collects it.
-    Raises ServerError for another user's process.
     """
     start = start_of(process.pid)
     try:
         for end in (process.terminate, process.kill):
             end()
             if wait_until(lambda: start is None or start_of(process.pid) != start, seconds=seconds):
-                with contextlib.suppress(psutil.TimeoutExpired):
-                    process.wait(0)  # collects it, if it is a child of this process
                 return
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied as error:
         raise ServerError(
-            f"process {process.pid} belongs to another user",
-            hint="stop it as that user, or give a home of your own with --home",
+            f"process {process.pid} belongs to another user", hint="stop it as that user"
         ) from error
 
 
@@ -176,8 +231,9 @@ def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
     Without `console_logs`, the logs of Prefect and of the flow go to the server only.
     """
     os.environ.update(client_environment(home, api_url, console_logs=console_logs))
-    for name in [name for name in os.environ if name.startswith(DATABASE)]:
-        del os.environ[name]  # jobs inherit this environment, and only the server needs it
+    # Jobs inherit this environment, and only the server needs the database.
+    for name in [name for name in os.environ if name.startswith(DATABASE) or name in PROFILE]:
+        del os.environ[name]
     # A person waits for this process: 30 seconds to report the end of a run, not eight minutes.
     os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "4"
 
@@ -194,9 +250,6 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
         "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED": "false",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
-        # A proxy of the environment would otherwise be used for 127.0.0.1 too.
-        # In both spellings: where both are set, Python reads the lower one.
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), _without_proxy()),
     }
     if not console_logs:
         environment["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
@@ -204,29 +257,23 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
     return environment
 
 
-def _without_proxy() -> str:
-    """Return the hosts that no proxy is used for: those of the environment, and this machine."""
-    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    if given == "*":  # no proxy at all; next to another name it would mean nothing
-        return given
-    return ",".join(filter(None, (given, HOST, "localhost")))
-
-
 def _settings(home: Path) -> dict[str, str]:
     """Return the settings that server and clients share."""
     return {
-        "PREFECT_HOME": str(_directory(home)),
+        "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
 
 
-def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
+def own_environment(*, is_shared: bool = False) -> dict[str, str]:
     """Return this process's environment without what our server and workers must not see."""
+    # At a shared server the PREFECT_... variables of the user are meant for the workers.
+    unwanted = {WEBHOOK, SERVER_AUTH, *PROFILE, *(() if is_shared else FOREIGN)}
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in {WEBHOOK, SERVER_AUTH, *but} and not name.startswith(DATABASE)
+        if name not in unwanted and not name.startswith(DATABASE)
     }
 
 
@@ -241,7 +288,7 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         **_settings(home),
         **({} if password is None else {SERVER_AUTH: password}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
-        "PREFECT_UI_STATIC_DIRECTORY": str(pages_directory(home)),
+        "PREFECT_UI_STATIC_DIRECTORY": str(home / "prefect" / "pages"),
         # By default pages of every origin may call the API, and no change needs a token.
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
@@ -258,86 +305,85 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
     }
 
 
-def _spawn_on_free_port(home: Path, first: int) -> Server:
-    """Start on the first port that no program and no other home has.
+def _find_port(ports: Sequence[int]) -> int:
+    """Return the first of these ports that no program listens on. Raises ServerError for none.
 
-    A server opens its port after seconds; until then only its reservation shows that it has it.
+    The server opens it seconds later; it ends if another program was first.
     """
-    for port in range(first, min(first + PORTS, 1 << 16)):
-        if (reservation := _reserve_port(port)) is not None:
-            with reservation:
-                return _spawn(home, port, reservation=reservation.fileno())
+    for port in ports:
+        with contextlib.suppress(OSError, OverflowError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return port
     raise ServerError(
-        f"none of the ports {first} to {first + PORTS - 1} is free for the Prefect server",
+        f"none of the ports {ports[0]} to {ports[-1]} is free for the Prefect server",
         hint="close a program that listens there",
     )
 
 
-def _reserve_port(port: int) -> socket.socket | None:
-    """Return a socket that reserves the port for as long as a process has it; None if taken.
-
-    Other programs may still take it.
-    """
-    reservation = socket.socket(socket.AF_UNIX)
-    try:
-        # A name without a file, which all users and containers with the same ports see.
-        if sys.platform == "linux":
-            reservation.bind(f"\0nanochat-flows-port-{port}")
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-    except OSError:
-        reservation.close()
-        return None
-    return reservation
-
-
-def _spawn(home: Path, port: int, *, reservation: int) -> Server:
-    process = spawn(
-        [
-            *(sys.executable, "-m", "prefect", "server", "start"),
-            *("--host", HOST, "--port", str(port)),
-        ],
-        log=log_path(home),
-        environment=_server_environment(home, port),
-        cwd=_directory(home),  # not the caller's: its prefect.toml or .env would configure it
-        pass_fds=[reservation],  # the kernel ends it with the server
-    )
+def _spawn_server(home: Path, port: int) -> Server:
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    command += ["--port", str(port)]
+    process = spawn(command, log=log_path(home), environment=_server_environment(home, port))
     process.returncode = 0  # else Popen warns that the process outlives this command
-    server = Server(
-        port=port,
-        pid=process.pid,
-        start=start_of(process.pid) or "",  # "": it has ended already
-    )
+    start = start_of(process.pid) or ""  # "": it has ended already
+    server = Server(port=port, pid=process.pid, start=start)
     write_record(home, server)
     return server
 
 
-def is_healthy(server: Server) -> bool:
-    """Return whether the server answers, and its own process has the port."""
-    process = server.process
-    if process is None or not answers(server.api_url):
-        return False
-    # Another program may have taken the port before the server could open it.
-    try:
-        sockets = process.net_connections(kind="tcp")
-    except psutil.Error:
-        return False
-    return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
+def spawn(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a command whose output is appended to `log`, in a session of its own.
+
+    So Ctrl-C reaches the caller alone. A log of more than 20 MB is renamed to NAME.1 before. Raises
+    OSError if the command cannot be started.
+    """
+    if log.exists() and log.stat().st_size > _MAX_LOG:
+        shutil.move(log, f"{log}.1")
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            # Not the caller's: its prefect.toml or .env would configure Prefect.
+            cwd=log.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
 
 
-def _did_not_start(home: Path, what: str) -> ServerError:
-    """Return the error of a server that failed to start, with the last line of its log."""
-    path = log_path(home)
-    if words := last_line(path):
-        what = f"{what}: {words}"
-    return ServerError(f"the Prefect server {what}", hint=f"its log is {path}")
+def last_line(log: Path) -> str:
+    """Return the last line that says why a process ended; empty if there is none."""
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+        return next((line for line in reversed(lines) if line not in _EMPTY), "")
+    return ""
 
 
-def _directory(home: Path) -> Path:
-    return home / "prefect"
+def write_record(home: Path, server: Server) -> None:
+    """Write the record where commands look for it."""
+    server_path(home).parent.mkdir(parents=True, exist_ok=True)
+    write_json(server_path(home), asdict(server))
+
+
+def server_path(home: Path) -> Path:
+    """Return the path of the server's record."""
+    return home / "prefect" / "server.json"
+
+
+def password_path(home: Path) -> Path:
+    """Return the path of the password of a home's server."""
+    return home / "prefect" / "password"
+
+
+def supervisor_lock(home: Path) -> Path:
+    """Return the path of the lock that the supervisor holds."""
+    return home / "prefect" / "supervisor.lock"
 
 
 def log_path(home: Path) -> Path:
     """Return the path of the server's log."""
-    return _directory(home) / "server.log"
+    return home / "prefect" / "server.log"

@@ -1,7 +1,6 @@
 """How a test's HTTP client logs in to Prefect, and asks again while SQLite is busy."""
 
 import time
-import urllib.error
 import uuid
 from collections.abc import Callable, Generator
 from http import HTTPStatus
@@ -20,8 +19,11 @@ def retry_if_busy(ask: Callable[[], _Answer]) -> _Answer:
     while True:
         try:
             return ask()
-        except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+        except httpx.HTTPStatusError as error:
+            if (
+                error.response.status_code != HTTPStatus.SERVICE_UNAVAILABLE
+                or time.monotonic() > deadline
+            ):
                 raise
             time.sleep(0.1)
 

@@ -172,12 +172,11 @@ def _run(model: str, options: EvalOptions) -> int:
 
 def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
     """Print which models are evaluated on a schedule, and return the exit code."""
-    from infra.prefect.access import configured_api_url
-    from infra.prefect.server import find_server
+    from infra.prefect.server import find_server, shared_server
 
     found: list[Recurring] = []
     # Schedules are in the server's database. A server that does not run is not started to ask.
-    if configured_api_url() or find_server(place.home_path):
+    if shared_server(place.home_path) or find_server(place.home_path):
         _connect(place)
         from deployments.evals import read_recurring
 
@@ -219,11 +218,11 @@ def _connect(place: StoreOptions) -> None:
 
 def _environment(where: PlacementOptions) -> dict[str, str]:
     """Return environment variables of the evaluating process."""
-    from infra.prefect.access import configured_api_url
+    from infra.prefect.server import shared_server
 
     # Workers of a local server share this machine and its home. Those of a shared server may be on
     # other machines, where this path means nothing.
-    return {} if configured_api_url() else {"NANOCHAT_HOME": str(where.home_path)}
+    return {} if shared_server(where.home_path) else {"NANOCHAT_HOME": str(where.home_path)}
 
 
 def _row(recurring: "Recurring") -> tuple[str, ...]:
@@ -252,11 +251,11 @@ def _run_command(model: str, options: EvalOptions) -> str:
 
 def _worker_command(where: PlacementOptions) -> str:
     """Return the command that starts a worker for the schedule."""
-    from infra.prefect.access import configured_api_url
+    from infra.prefect.server import shared_server
 
     # Not `prefect worker start`: it does not know the password of the home's server.
     words = ["nanochat", "up", "--pool", "cpu", *StoreOptions(home=where.home).argv]
-    shared = configured_api_url()
+    shared = shared_server(where.home_path)
     return shlex.join([*([f"PREFECT_API_URL={shared}"] if shared else []), *words])
 
 

@@ -10,8 +10,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import login_line, print_line, print_lines, print_warning
-from infra.placement import ONE_STAGE, check_pool_name
+from flows.cli.output import password_line, print_line, print_lines, print_warning
+from infra.placement import NO_POOL, ONE_STAGE, check_pool_name
 from nanochat_core.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
@@ -31,7 +31,8 @@ def up(
         Parameter(
             negative="",
             show_default=False,
-            help="Work only for this pool of runs; may be repeated. Default cpu and gpu.",
+            help="Work only for this pool of runs; may be repeated. Default cpu and gpu; none: "
+            "without a worker.",
         ),
     ] = (),
     no_password: Annotated[
@@ -59,12 +60,11 @@ def up(
 
     Registered again, what is out of date changes; what a user set in Prefect's pages stays. With
     NANOCHAT_WEBHOOK in the environment, alerts are posted to that address. Given again, it prints
-    the address that logs a browser in.
+    the address of the pages and the password that they ask for.
     """
-    from infra.prefect.access import check_answers, check_client, configured_api_url
+    from infra.prefect.access import check_answers
     from infra.prefect.flow_runs import running_server
-    from infra.prefect.records import find_process_of_server
-    from infra.prefect.server import FIRST_PORT, adopt_password
+    from infra.prefect.server import PORTS, adopt_password, find_server, shared_server
     from infra.prefect.supervisor.supervisor import Supervisor, supervising
 
     if register and (port is not None or no_password):
@@ -74,25 +74,24 @@ def up(
         )
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
-    pools = pool or POOLS
+    pools = () if pool == (NO_POOL,) else pool or POOLS
     for name in pools:
         check_pool_name(name)
     home = place.open_home()
     if register:
         return _register(place, [name for name in pools if name not in POOLS])
-    check_client()
     adopt_password(home)
-    if (shared := configured_api_url()) is not None:
+    if (shared := shared_server(home)) is not None:
         check_answers(shared)
     with supervising(home) as is_ours:
         # A server may run without workers: `nanochat run` started it.
         of_server, of_workers = port or no_password, pool or place.store
-        if is_ours and of_server and find_process_of_server(home):
+        if is_ours and of_server and find_server(home):
             raise ConfigError("a server runs already", hint=_ANEW)
         if not is_ours and (of_server or of_workers):
             raise ConfigError("server and workers are up already", hint=_ANEW)
         if not is_ours:
-            running_server(home)  # the first `up` may be starting it
+            running_server(home)
             print_lines(_lines(place, shared))
             return 0
         _warn_of_missing(shared, pools)
@@ -102,7 +101,7 @@ def up(
         names = [name for name in pools if name not in POOLS]
         Supervisor(
             home,
-            port=port or FIRST_PORT,
+            ports=range(port, port + len(PORTS)) if port else PORTS,
             pools=pools,
             store=place.store,
             register=[*REGISTER, *names] if shared is None else [],
@@ -130,12 +129,13 @@ def _register(place: StoreOptions, pools: Sequence[str]) -> int:
 
 def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:
     """Warn if a shared server lacks the deployments that send runs to these pools."""
+    from infra.prefect.access import NO_ANSWER
     from infra.prefect.flow_runs import has_deployment
 
     if shared is None:
         return
     wanted = ["nanochat/nanochat", *(f"{ONE_STAGE}/{name}" for name in pools if name != "cpu")]
-    with contextlib.suppress(OSError, ValueError):  # no answer: nothing is known to lack
+    with contextlib.suppress(*NO_ANSWER):  # nothing is known to lack
         if missing := [name for name in wanted if not has_deployment(shared, name)]:
             others = [name for name in pools if name not in POOLS]
             words = ["nanochat", "up", "--register", *(w for n in others for w in ("--pool", n))]
@@ -153,13 +153,13 @@ def _log(text: str) -> None:
 
 def _lines(place: StoreOptions, shared: str | None) -> Iterator[str]:
     """Yield the addresses, logs and next commands of server and workers that are up."""
-    from infra.prefect.records import find_process_of_server
+    from infra.prefect.server import find_server
 
     home = place.home_path
-    server = find_process_of_server(home) if shared is None else None
+    server = find_server(home) if shared is None else None
     if server is not None:
         yield f"Prefect      {server.ui_url}"
-        yield login_line(home) or (
+        yield password_line(home) or (
             "             without a password: every user of this machine may run code by it"
         )
     elif shared is not None:

@@ -20,7 +20,7 @@ from flows.cli.options import (
     check_gpus,
     check_workers,
 )
-from flows.cli.output import login_line, print_error, print_lines, screen
+from flows.cli.output import password_line, print_error, print_lines, screen
 from flows.cli.requests import absolute_text, plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
@@ -114,7 +114,7 @@ def run(
             from flows.orchestration.caller import call_flow
             from flows.orchestration.pipeline import nanochat
 
-            if line := login_line(home):  # a shared server has its own login
+            if line := password_line(home):
                 display.say(line)
             stages = call_flow(nanochat, **asdict(request)).stages
         cached, took = sum(s.cached for s in stages.values()), duration(time.monotonic() - began)

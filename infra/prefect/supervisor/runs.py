@@ -3,24 +3,21 @@
 A deployed run sends Prefect a heartbeat every 30 seconds. One that is silent for three of them, or
 that a worker took and never began, is set to Crashed. A crashed run with the tag `auto-resume` is
 scheduled again, until it was resumed ten times in a row without progress: then it fails. Each
-supervisor polls its server. `python -m infra.prefect.supervisor.runs` polls the server of
-PREFECT_API_URL, where no supervisor runs.
+supervisor polls its server.
 """
 
 import itertools
 import math
-import sys
 import time
-import urllib.error
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from infra.polling import SLOW_SECONDS
-from infra.prefect.access import ask, configured_api_url, may_pass
-from infra.prefect.ended_runs import end_task_runs, set_state
-from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
+import httpx
+
+from infra.prefect.access import NO_ANSWER, ask, find_refusal
+from infra.prefect.flow_runs import AUTO_RESUME, MOST, RESUMES, end_task_runs, set_state
 from infra.prefect.supervisor.workers import SILENT_SECONDS
 from nanochat_core.runtime.process_start import start_of
 
@@ -59,12 +56,10 @@ class RunWatch:
             # whole time again.
             done = {run: mark for run, mark in self._seen.items() if mark[1] == math.inf}
             self._seen = done
-            is_refused = isinstance(error, urllib.error.HTTPError) and not may_pass(error)
-            if is_refused or not isinstance(error, OSError):
-                problem = f"crashed runs are not resumed: {type(error).__name__}: {error}"
-        self._complain(problem)
-
-    def _complain(self, problem: str) -> None:
+            refusal = find_refusal(error)
+            if refusal or not isinstance(error, httpx.HTTPError | OSError):
+                why = refusal or f"{type(error).__name__}: {error}"
+                problem = f"crashed runs are not resumed: {why}"
         if problem and problem != self._problem:
             self._log(problem)
         self._problem = problem
@@ -80,25 +75,17 @@ class RunWatch:
             known, since = before.get(run["id"], ("", now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
-            # It sends none, or they do not arrive: silence says nothing.
-            if run["state_type"] == "RUNNING" and run["id"] not in beats and self._may_live(run):
-                continue
+            if run["state_type"] == "RUNNING" and run["id"] not in beats:
+                # Of a run that sends none silence says nothing. But a process of this machine may
+                # have ended, as all did that began under an earlier supervisor.
+                since = datetime.fromisoformat(run["state"]["timestamp"])
+                pid = run["infrastructure_pid"] or ""
+                has_ended = since <= self._started or (pid.isdigit() and not start_of(int(pid)))
+                if not (self._is_own and has_ended):
+                    continue
             mark, since = self._seen[run["id"]]
             if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
-
-    def _may_live(self, run: dict[str, Any]) -> bool:
-        """Return False if the process of a run without a heartbeat so far is known to have ended.
-
-        A process that is killed in its first seconds, alone or with its server, has sent none. The
-        runs of an own server are processes of this machine. Another process may have the number of
-        one that began under an earlier supervisor.
-        """
-        since, pid = datetime.fromisoformat(run["state"]["timestamp"]), run["infrastructure_pid"]
-        if not self._is_own:
-            return True
-        has_ended = pid is not None and pid.isdigit() and start_of(int(pid)) is None
-        return since > self._started and not has_ended
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
         """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.
@@ -183,20 +170,3 @@ def _limit(api_url: str, run: dict[str, Any], seconds: float) -> float:
         return PENDING_SECONDS
     pool = ask(api_url, f"/work_pools/{quote(run['work_pool_name'], safe='')}")
     return PENDING_SECONDS if pool["type"] == "process" else QUEUED_SECONDS
-
-
-def main() -> int:
-    """Watch the runs of the server of PREFECT_API_URL until this process is ended."""
-    api_url = configured_api_url()
-    if api_url is None:
-        sys.stderr.write("error: PREFECT_API_URL is not set\nhint: `nanochat up` needs none\n")
-        return 1
-    watch = RunWatch(lambda line: sys.stdout.write(f"{line}\n"), is_own=False)
-    while True:
-        watch.poll(api_url)
-        sys.stdout.flush()
-        time.sleep(SLOW_SECONDS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

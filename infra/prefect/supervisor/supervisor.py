@@ -1,47 +1,43 @@
 """The supervisor of a home, `nanochat up`: it runs the Prefect server and a worker for each pool.
 
-It restarts each of them when it ends, resumes crashed runs (runs.py), and ends everything on
-request: first the runs, which save, then the workers, then the server. If the supervisor itself is
-killed, the kernel ends the workers; the server stays for its clients, and the next supervisor finds
-it.
+Every few seconds it starts again what has ended and resumes crashed runs (runs.py), until it is
+asked to end: then runs save, and the server ends last. If the supervisor itself is killed, the
+kernel ends the workers, whose runs save; the server stays for its clients, and the next supervisor
+finds it.
 """
 
 import contextlib
+import os
 import signal
+import subprocess
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from infra.polling import ASK_SECONDS, POLL_SECONDS, SLOW_SECONDS
-from infra.prefect.access import (
-    WEBHOOK,
-    ServerError,
-    check_admitted,
-    configured_api_url,
-    configured_webhook,
-)
-from infra.prefect.logs import last_line, rotate, spawn
-from infra.prefect.records import find_process_of_server, supervisor_lock
+from infra.polling import SLOW_SECONDS, wait_until
+from infra.prefect.access import WEBHOOK, ServerError, check_answers, configured_webhook
 from infra.prefect.server import (
-    SECONDS_TO_START,
+    PORTS,
     client_environment,
+    find_server,
+    last_line,
     own_environment,
+    shared_server,
+    spawn,
+    start_server,
     stop_server,
+    supervisor_lock,
     wait_for_server,
 )
-from infra.prefect.supervisor.processes import Interval, end_workers
 from infra.prefect.supervisor.runs import RunWatch
-from infra.prefect.supervisor.servers import OwnServer
-from infra.prefect.supervisor.workers import is_polling, managed_worker, worker_environment
-from infra.retry import FIRST_PAUSE, TRIES, RetryPolicy, until_answered
+from infra.prefect.supervisor.workers import worker_command, worker_environment
 from infra.storage.files import try_flock, writing
-from nanochat_core.runtime.process_start import this_process
+from nanochat_core.runtime.process_start import start_of, this_process
 
-MAX_EARLY_ENDS = 5  # of a worker that never polled: about two minutes
+SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
 
 
 class Supervisor:
@@ -54,7 +50,7 @@ class Supervisor:
         self,
         home: Path,
         *,
-        port: int,  # of the server, or the next free one
+        ports: Sequence[int] = PORTS,  # of the server: the first free one
         pools: Sequence[str],
         store: str | None,  # of the runs; None means the one that the environment names
         register: Sequence[str],  # the command that registers the deployments; empty for none
@@ -62,104 +58,77 @@ class Supervisor:
         log: Callable[[str], None],
     ) -> None:
         self._home = home
+        self._ports = ports
         self._store = store
         self._register = register
+        self._guarded = guarded
         self._log = log
         self._stop = threading.Event()
-        self._hurry = threading.Event()  # asked to stop a second time
-        self._shared = configured_api_url()
-        self._server = OwnServer(home, port, guarded=guarded, log=log)
-        # A server that a run uses outlives a start that fails.
-        self._keeps_server = self._shared is not None or find_process_of_server(home) is not None
-        self._api_url: str | None = None  # the last one
-        self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
-        self._runs = RunWatch(log, is_own=self._shared is None)
-        self._chores = Interval(SLOW_SECONDS)
+        self._shared = shared_server(home)
+        self._workers: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(pools)
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Supervise everything until SIGTERM or Ctrl-C; return when all of it has ended.
 
-        `on_ready` gets the API's address once the workers poll for runs. Raises ServerError if the
-        server, the registration or a worker cannot be started at all.
+        `on_ready` gets the API's address once the workers are started. Raises ServerError if the
+        server cannot be started, or the deployments cannot be registered.
         """
+        # A server that a run uses outlives a start that fails.
+        keeps_server = self._shared is not None or find_server(self._home) is not None
         with self._until_signalled():
             try:
                 api_url = self._start()
                 if not self._stop.is_set():
-                    self._keeps_server = self._shared is not None
+                    self._start_what_ended(api_url)
+                    keeps_server = self._shared is not None
                     on_ready(api_url)
-                while not self._stop.wait(ASK_SECONDS):
-                    self._poll()
+                watch = RunWatch(self._log, is_own=self._shared is None)
+                while not self._stop.wait(SLOW_SECONDS):
+                    self._start_what_ended(api_url)
+                    watch.poll(api_url)
             finally:
-                self._end()
+                self._log("stopping")
+                end_workers(w for w in self._workers.values() if w and w.poll() is None)
+                # The server ends last: runs report their ends to it.
+                if not keeps_server:
+                    stop_server(self._home)
+                self._log("stopped")
 
     def _start(self) -> str:
-        """Start the server, register, start the workers; return the API's address.
+        """Start the server and register; return the API's address, early if a signal came."""
+        if self._shared is not None:
+            check_answers(self._shared)
+            return self._shared
+        server = start_server(self._home, ports=self._ports, guarded=self._guarded)
+        # From now on it has this port alone: that is the address which workers have.
+        self._ports = [server.port]
+        wait_for_server(self._home, server, stop=self._stop.is_set)
+        self._log(f"server: process {server.pid} at {server.ui_url}")
+        # Workers start afterwards: of simultaneous writers SQLite lets some fail.
+        if self._register and not self._stop.is_set():
+            self._run_registration(server.api_url)
+        return server.api_url
 
-        Returns early if a signal came.
-        """
-        if self._shared is None:
-            server = self._server.start()
-            wait_for_server(self._home, server, stop=self._stop.is_set)
-            api_url = server.api_url
-        else:
-            api_url = self._shared
-        if self._stop.is_set():
-            return api_url
-        check_admitted(api_url)  # raises if it refuses our password
-        if self._register:
-            # Workers start afterwards: of simultaneous writers SQLite lets some fail.
-            policy = RetryPolicy(tries=TRIES, first_wait=FIRST_PAUSE, longest_wait=FIRST_PAUSE)
-            until_answered(
-                lambda: self._run_registration(api_url),
-                ServerError,
-                policy=policy,
-                wait=self._stop.wait,
-            )
-        until = time.monotonic() + SECONDS_TO_START
-        while not (self._stop.is_set() or self._are_polling(api_url)):
-            self._poll()
-            if time.monotonic() > until:
-                raise ServerError(
-                    f"server and workers are not up after {SECONDS_TO_START:g} s",
-                    hint=f"their logs are in {self._home / 'prefect'}",
-                )
+    def _start_what_ended(self, api_url: str) -> None:
+        """Start the server and the workers that do not run. An error is logged."""
+        try:
+            if self._shared is None and find_server(self._home) is None:
+                server = start_server(self._home, ports=self._ports, guarded=self._guarded)
+                self._log(f"server: ended; started again as process {server.pid}")
             for pool, worker in self._workers.items():
-                # One that polled before is restarted for ever: a full disk may pass.
-                if worker.early_ends >= MAX_EARLY_ENDS:
-                    raise ServerError(
-                        f"the worker of {pool} ended {worker.early_ends} times while starting: "
-                        f"{last_line(worker.output)}",
-                        hint=f"its log is {worker.output}",
-                    )
-            self._stop.wait(ASK_SECONDS)
-        return api_url
+                if worker is None or worker.poll() is not None:
+                    self._start_worker(pool, api_url)
+        except (ServerError, OSError) as error:  # a full disk, for example; runs continue
+            self._log(f"server or worker not started: {error}")
 
-    def _poll(self) -> None:
-        """Check everything once and restart what ended. Never blocks on a process."""
-        for worker in self._workers.values():
-            worker.ended()
-        api_url = self._server.poll() if self._shared is None else self._shared
-        if api_url is not None:
-            # Restarted on another port, because its own was taken: workers have the old address.
-            if self._api_url not in (None, api_url):
-                end_workers(self._worker_processes())
-            self._api_url = api_url
-            for worker in self._workers.values():
-                if worker.may_start:
-                    worker.start(worker_environment(self._home, api_url, store=self._store))
-        if self._chores.begins():
-            if api_url is not None:
-                self._runs.poll(api_url)
-            for path in (self._home / "prefect").glob("*.log"):
-                rotate(path)
-
-    def _are_polling(self, api_url: str) -> bool:
-        """Return whether all workers poll for runs."""
-        return all(
-            not worker.is_over and is_polling(api_url, pool, since=worker.since)
-            for pool, worker in self._workers.items()
-        )
+    def _start_worker(self, pool: str, api_url: str) -> None:
+        log = self._home / "prefect" / f"worker-{pool}.log"
+        if (before := self._workers[pool]) is not None:
+            code = before.returncode
+            self._log(f"worker {pool}: ended ({code}): {last_line(log)}; its log is {log}")
+        environment = worker_environment(self._home, api_url, store=self._store)
+        self._workers[pool] = None
+        self._workers[pool] = spawn(worker_command(pool), log=log, environment=environment)
 
     def _run_registration(self, api_url: str) -> None:
         """Register the deployments in a process of its own. Raises ServerError if it fails."""
@@ -170,41 +139,25 @@ class Supervisor:
             **({} if webhook is None else {WEBHOOK: webhook}),
             "NANOCHAT_HOME": str(self._home),
         }
-        # In the log's directory: packages of the caller's may have the names of ours.
-        with spawn(self._register, log=log, environment=environment, cwd=log.parent) as process:
-            while process.poll() is None and not self._stop.wait(POLL_SECONDS):
-                pass
-            if self._stop.is_set():
-                process.kill()
-            elif process.returncode != 0:
-                raise ServerError(
-                    f"the deployments could not be registered: {last_line(log)}",
-                    hint=f"its log is {log}",
-                )
-
-    def _end(self) -> None:
-        """End the runs, the workers and the server."""
-        self._log("stopping")
-        end_workers(self._worker_processes(), is_urgent=self._hurry.is_set)
-        # The server ends last: runs and workers report their ends to it.
-        if not self._keeps_server:
-            stop_server(self._home)
-        self._log("stopped")
-
-    def _worker_processes(self) -> list[psutil.Process]:
-        return [psutil.Process(w.pid) for w in self._workers.values() if w.pid and not w.is_over]
+        with spawn(self._register, log=log, environment=environment) as process:
+            code = process.wait()
+        if code != 0:
+            raise ServerError(
+                f"the deployments could not be registered: {last_line(log)}",
+                hint=f"its log is {log}",
+            )
 
     @contextlib.contextmanager
     def _until_signalled(self) -> Generator[None]:
-        """Set `_stop` on SIGTERM, Ctrl-C and a closed terminal, `_hurry` on another Ctrl-C.
+        """Set `_stop` on SIGTERM, Ctrl-C and a closed terminal.
 
-        `nanochat down` after a Ctrl-C, and a terminal that closes then, still let runs save.
+        Another Ctrl-C ends this process at once; then runs still save, but nothing waits for them,
+        and the server stays.
         """
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if self._stop.is_set() and number == signal.SIGINT:
-                self._hurry.set()
             self._stop.set()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
@@ -215,6 +168,26 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def end_workers(workers: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill these workers, so that their runs save and end; kill what does not in time."""
+    runs: list[int] = []
+    for worker in workers:
+        # Stopped before its runs are listed, so that it begins no other. Not SIGTERM: a worker
+        # that gets it kills its runs before they have saved.
+        worker.send_signal(signal.SIGSTOP)
+        runs += [run.pid for run in psutil.Process(worker.pid).children()]
+        worker.kill()
+        worker.wait()
+    living = {pid: start for pid in runs if (start := start_of(pid)) is not None}
+    wait_until(
+        lambda: all(start_of(pid) != start for pid, start in living.items()),
+        seconds=SECONDS_TO_SAVE,
+    )
+    for pid in living:  # each leads a process group, which may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -7,21 +7,14 @@ they have saved. Its temporary files are in the home.
 
 import os
 import runpy
-import shutil
 import signal
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote
 
-from infra.prefect.access import ask, configured_api_url
-from infra.prefect.server import client_environment, own_environment
-from infra.prefect.supervisor.processes import ManagedProcess
+from infra.prefect.server import client_environment, own_environment, shared_server
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
 # Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
@@ -38,26 +31,19 @@ def runs_at_once(pool: str) -> int:
     return RUNS_OF_CPU if pool == "cpu" else 1
 
 
-def worker_name(pool: str) -> str:
-    """Return the name of this machine's worker in Prefect's pages, the same after a restart."""
-    return f"{socket.gethostname()}-{pool}"
-
-
 def worker_command(pool: str) -> list[str]:
     """Return the command that starts the pool's worker."""
     return [
         *(sys.executable, "-m", _MODULE, "worker", "start"),
-        *("--pool", pool, "--type", "process", "--name", worker_name(pool)),
+        *("--pool", pool, "--type", "process", "--name", f"{socket.gethostname()}-{pool}"),
         *("--limit", str(runs_at_once(pool)), "--prefetch-seconds", str(QUERY_SECONDS)),
     ]
 
 
 def worker_environment(home: Path, api_url: str, *, store: str | None = None) -> dict[str, str]:
     """Return the environment of a worker and its flows; `store` None means the environment's."""
-    # At a shared server the PREFECT_... variables of the person are meant for the worker.
-    inherited = own_environment() if configured_api_url() is None else own_environment(but=())
     return {
-        **inherited,
+        **own_environment(is_shared=shared_server(home) is not None),
         **client_environment(home, api_url, console_logs=True),
         "NANOCHAT_HOME": str(home),
         **({} if store is None else {"NANOCHAT_STORE": store}),
@@ -66,28 +52,6 @@ def worker_environment(home: Path, api_url: str, *, store: str | None = None) ->
         "PYTHONUNBUFFERED": "1",
         LAUNCHER_VARIABLE: str(os.getpid()),
     }
-
-
-def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> ManagedProcess:
-    """Return the process of the pool's worker, which is not started yet."""
-    output = home / "prefect" / f"worker-{pool}.log"
-    return ManagedProcess(f"worker {pool}", worker_command(pool), output=output, log=log)
-
-
-def is_polling(api_url: str, pool: str, *, since: float) -> bool:
-    """Return whether this machine's worker has polled its pool since `since`, in unix seconds."""
-    try:
-        found = ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
-    except (OSError, ValueError):
-        return False
-    beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker_name(pool))
-    return any(beat and datetime.fromisoformat(beat).timestamp() >= since for beat in beats)
-
-
-def is_working() -> bool:
-    """Return whether a worker of this container polls the server of PREFECT_API_URL."""
-    api_url, since = configured_api_url(), time.time() - SILENT_SECONDS
-    return any(is_polling(api_url or "", pool, since=since) for pool in ("cpu", "gpu"))
 
 
 def end_with_worker() -> None:
@@ -111,25 +75,16 @@ def end_with_worker() -> None:
 
 def main() -> None:
     """Run Prefect with this process's arguments."""
-    # A shell without job control starts background processes with SIGINT ignored, and SIGINT is
-    # the signal that stops a worker.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Killed: a worker that gets SIGTERM kills its runs before they have saved.
     die_with_parent(signal.SIGKILL)
     os.environ.pop(LAUNCHER_VARIABLE, None)  # of this process only, not of what it starts
     # Prefect makes /tmp/runner_storage, which belongs to the first user of the machine who has a
     # worker. TMPDIR stays as it is: runs inherit it.
     pool = sys.argv[sys.argv.index("--pool") + 1]
-    tempfile.tempdir = str(_empty_scratch(Path(os.environ["NANOCHAT_HOME"]), pool))
-    runpy.run_module("prefect", run_name="__main__", alter_sys=True)
-
-
-def _empty_scratch(home: Path, pool: str) -> Path:
-    """Return the directory of a worker's temporary files, without those that a killed one left."""
-    directory = home / "prefect" / f"worker-{pool}.tmp"
-    shutil.rmtree(directory, ignore_errors=True)
+    directory = Path(os.environ["NANOCHAT_HOME"], "prefect", f"worker-{pool}.tmp")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return directory
+    tempfile.tempdir = str(directory)
+    runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.prefect.supervisor.runs import RunWatch
 from tests.integration.deployments.test_automations import forget_alerts, make_run
 from tests.support.deployments.prefect_api import PrefectApi

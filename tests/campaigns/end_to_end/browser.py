@@ -20,7 +20,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwright
 
-from infra.prefect.password import login_address
+from infra.prefect.server import find_password
 from tests.campaigns.end_to_end.diary import Diary
 from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
@@ -32,6 +32,7 @@ from tests.campaigns.end_to_end.walk import (
     SECONDS_FOR_A_FLOW,
     stages_of,
 )
+from tests.support.infra.stack.attempts import log_in
 
 WINDOW: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -50,10 +51,10 @@ class Visitor:
         expect.set_options(timeout=PATIENCE)
 
     def log_in(self) -> None:
-        """Open the address that `nanochat up` prints to a terminal."""
-        address = login_address(self.stack.home)
-        assert address is not None
-        self.page.goto(address)
+        """Type the password that `nanochat up` prints to a terminal."""
+        password = find_password(self.stack.home)
+        assert password is not None
+        log_in(self.page, self.stack.api.url, password)
         expect(self.page.get_by_text("Dashboard").first).to_be_visible()
 
     def go(self, path: str) -> None:

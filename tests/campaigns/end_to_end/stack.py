@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from infra.prefect.password import find_password
+from infra.prefect.server import find_password
 from tests.campaigns.end_to_end.prefect_api import PrefectApi
 
 Kind = Literal["server", "supervisor", "worker", "flow", "stage", "agent", "job", "other"]

@@ -28,7 +28,7 @@ from flows.profiles import open_profile
 from flows.stages import PRETRAIN
 from infra.gangs.slurm import Slurm
 from infra.launch.torchrun import run_job
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError
 from tests.support.flows.waiting import wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.prefect.password import password_path
+from infra.prefect.server import password_path
 from tests.campaigns.end_to_end.small import form_values
 from tests.campaigns.end_to_end.stack import Stack
 from tests.conftest import BUCKET

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.terminal import Terminal

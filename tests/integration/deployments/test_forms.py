@@ -12,7 +12,7 @@ from flows.identity.ref import name_in
 from flows.overrides import default_name
 from flows.profiles import PROFILES
 from flows.stages import STAGES
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
 
 ROOT = Path(__file__).parents[3]

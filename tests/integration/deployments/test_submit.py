@@ -11,7 +11,7 @@ from flows.cli.app import main
 from flows.cli.train.submit import DEPLOYMENT
 from flows.identity.ref import name_in
 from infra.prefect.flow_runs import submit
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
 
 pytestmark = pytest.mark.prefect

@@ -1,6 +1,7 @@
 """Passwords and addresses of the Prefect server and its database: read, shown, tried out."""
 
 import base64
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,11 +11,7 @@ import httpx
 import pytest
 
 from infra.prefect import access
-from infra.prefect.access import (
-    ServerError,
-    check_admitted,
-    check_client,
-)
+from infra.prefect.access import NO_ANSWER, ServerError, admits, client
 from infra.prefect.server import client_environment, own_environment
 from tests.support.serving import QuietHandler, serving
 
@@ -39,8 +36,14 @@ def guarded() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test makes a client of its own environment, which the client changes."""
     monkeypatch.delenv(access.AUTH, raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    client.cache_clear()
+    yield
+    client.cache_clear()
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
@@ -50,9 +53,10 @@ def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
     _remove_proxies(monkeypatch)
     monkeypatch.setenv(variable, guarded.removesuffix("/api"))
-    assert check_admitted("http://prefect.example.org/api")
+    assert admits("http://prefect.example.org/api")
+    client.cache_clear()
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    assert check_admitted(guarded)
+    assert admits(guarded)
 
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -61,18 +65,30 @@ PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize("proxy", ["http", "https", "socks5", "socks5h"])
 def test_the_local_server_is_reached_whatever_the_proxy_is(
-    proxy: str, variable: str, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: str, variable: str, guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _remove_proxies(monkeypatch)
     monkeypatch.setenv(variable, f"{proxy}://127.0.0.1:9")
 
-    check_client()
+    with pytest.raises(ServerError, match="asks for a password"):
+        admits(guarded)
 
-    monkeypatch.setenv(
-        "NO_PROXY", client_environment(tmp_path, guarded, console_logs=True)["NO_PROXY"]
-    )
-    with httpx.Client() as client:  # as Prefect makes its own
-        assert client.get(f"{guarded}/health").json() is True
+    with httpx.Client() as prefects:  # as Prefect makes its own
+        assert prefects.get(f"{guarded}/health").json() is True
+
+
+@pytest.mark.parametrize("given", ["NO_PROXY", "no_proxy"])
+def test_a_proxy_is_never_asked_for_this_machine(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    for value, wanted in (("example.org", "example.org,127.0.0.1,localhost"), ("*", "*")):
+        client.cache_clear()
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(given, value)
+        client()
+        # Where both are set, Python reads the lower one.
+        assert [os.environ[name] for name in ("NO_PROXY", "no_proxy")] == [wanted, wanted]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,7 @@ def test_an_environment_that_no_client_can_use_is_one_line_with_a_hint(
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(ServerError, match="Prefect's client cannot be made: ") as caught:
-        check_client()
+        admits("http://127.0.0.1:1/api")
 
     assert variable.upper() in (caught.value.hint or "")
 
@@ -107,25 +123,24 @@ def _remove_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
 
-    assert check_admitted(guarded)
+    assert admits(guarded)
 
 
 def test_no_password_and_a_wrong_one_are_distinguished(
     guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ServerError, match="asks for a password") as caught:
-        check_admitted(guarded)
+        admits(guarded)
     assert "PREFECT_API_AUTH_STRING" in (caught.value.hint or "")
-    assert caught.value.__context__ is None  # which would keep the connection open
 
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nanochat:guess")
     with pytest.raises(ServerError, match="refuses PREFECT_API_AUTH_STRING") as caught:
-        check_admitted(guarded)
+        admits(guarded)
     assert "guess" not in f"{caught.value} {caught.value.hint}"
 
 
 def test_a_server_that_does_not_answer_refuses_no_password() -> None:
-    assert not check_admitted("http://127.0.0.1:1/api")
+    assert not admits("http://127.0.0.1:1/api")
 
 
 def test_clients_get_the_password_and_the_database_stays_with_the_server(
@@ -156,8 +171,8 @@ def test_what_is_no_answer_or_half_of_one_is_none(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        assert not access.answers(url)
-        with pytest.raises(ConnectionError):
+        assert not admits(url)
+        with pytest.raises(NO_ANSWER):
             access.ask(url, "/admin/version")
         thread.join()
 

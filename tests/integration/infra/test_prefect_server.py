@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,18 +14,21 @@ import psutil
 import pytest
 
 from infra.prefect.access import AUTH, ServerError, check_answers
-from infra.prefect.password import ensure_password, find_password
-from infra.prefect.records import Server
 from infra.prefect.server import (
+    Server,
     adopt_password,
-    client_environment,
     end_process,
+    find_password,
+    find_record,
     find_server,
+    own_environment,
+    password_path,
+    shared_server,
     start_server,
     stop_server,
     wait_for_server,
 )
-from nanochat_core.runtime.process_start import start_of, this_process
+from nanochat_core.runtime.process_start import this_process
 from tests.support.infra.prefect_server import ensure_server
 from tests.support.serving import QuietHandler, serving
 
@@ -94,16 +99,6 @@ def test_a_process_has_ended_although_its_parent_has_not_collected_it() -> None:
         parent.kill()
 
 
-def test_a_live_process_whose_port_another_one_serves_is_no_server(
-    tmp_path: Path, foreign_port: int
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        write_record(tmp_path, port=foreign_port, pid=other.pid, start=start_of(other.pid))
-
-        assert find_server(tmp_path) is None
-        other.kill()
-
-
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of homes; servers that are started never open their port."""
@@ -116,23 +111,64 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         stop_server(home)
 
 
-def test_homes_of_all_users_get_different_ports_before_their_servers_open_them(
-    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(name: str, port: int) -> int:
-        monkeypatch.setenv("HOME", str(tmp_path / name))
-        return start_server(tmp_path / name, port=port).port
-
+def test_a_taken_port_is_passed_over_and_the_address_stays_after_the_end(silent: Path) -> None:
+    home = silent / "a"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
 
-        ports = [start(name, port) for name in ("a", "b")]
+        server = start_server(home, ports=range(port, port + 50))
 
-    assert port < ports[0] < ports[1]
-    stop_server(tmp_path / "a")
-    assert start("c", ports[0]) == ports[0]
+        assert server.port > port
+        with pytest.raises(ServerError, match=f"none of the ports {port} to {port} is free"):
+            start_server(silent / "b", ports=[port])
+    assert stop_server(home)
+    assert server.process is None
+    assert find_record(home) == Server(port=server.port, pid=0, start="")
+    assert find_server(home) is None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_variable_that_names_the_homes_own_server_names_no_shared_one(
+    silent: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    home = silent / "home"
+    server = start_server(home)
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{host}:{server.port}/api/")
+    monkeypatch.setenv(AUTH, "another-servers:password")
+    assert shared_server(home) is None
+    adopt_password(home)
+    assert os.environ[AUTH] == find_password(home)
+    stop_server(home)
+    assert shared_server(home) is None
+    assert shared_server(silent / "another") == f"http://{host}:{server.port}/api"
+
+
+def test_a_profile_of_the_users_own_prefect_is_no_setting_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_PROFILE", "mine")  # Prefect would warn that our home has none
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom infra.prefect.server import use_server\n"
+        "use_server(Path(sys.argv[1]), 'http://127.0.0.1:1/api', console_logs=False)\n"
+        "import prefect.context\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert "PREFECT_PROFILE" not in own_environment(is_shared=True)
+
+
+def test_a_password_is_made_once_for_its_owner_alone(silent: Path) -> None:
+    home = silent / "home"
+    start_server(home)
+    password = find_password(home)
+    assert re.fullmatch(r"nanochat:[\w-]{32}", password or "")
+    assert stat.S_IMODE(password_path(home).stat().st_mode) == 0o600
+    stop_server(home)
+    start_server(home)
+    assert find_password(home) == password
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])
@@ -140,8 +176,8 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(
     tmp_path: Path, silent: Path, is_adopted: bool
 ) -> None:
     home = tmp_path / "home"
-    (home / "prefect").mkdir(parents=True)
-    ensure_password(home)  # of an earlier server
+    start_server(home)  # an earlier one has a password
+    stop_server(home)
     if is_adopted:  # as `nanochat up` does first
         adopt_password(home)
 
@@ -190,21 +226,3 @@ def test_a_shared_server_must_answer(foreign_port: int) -> None:
     check_answers(f"http://127.0.0.1:{foreign_port}/api")
     with pytest.raises(ServerError, match="no Prefect server answers"):
         check_answers("http://127.0.0.1:1/api")
-
-
-@pytest.mark.parametrize("given", ["NO_PROXY", "no_proxy"])
-def test_a_proxy_is_never_asked_for_the_local_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(given, "example.org")
-
-    environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
-
-    # Where both are set, Python reads the lower one.
-    wanted = dict.fromkeys(("NO_PROXY", "no_proxy"), "example.org,127.0.0.1,localhost")
-    assert wanted.items() <= environment.items()
-    monkeypatch.setenv(given, "*")
-    environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
-    assert environment["no_proxy"] == "*"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.pools import client
 from tests.support.serving import QuietHandler, serving

@@ -19,7 +19,7 @@ from flows.artifacts.publish import publish
 from flows.artifacts.runs import find_run, newest_runs
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.open import open_store
 from tests.integration.flows.evals.test_flow import events, label
 from tests.support.flows.rows import PROVENANCE

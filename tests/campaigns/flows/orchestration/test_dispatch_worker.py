@@ -11,7 +11,7 @@ import pytest
 
 from flows.artifacts.runs import find_run
 from flows.stages import Stage
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.flows.fixtures import ENTRY, Toys
 
 pytestmark = pytest.mark.prefect

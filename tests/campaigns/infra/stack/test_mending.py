@@ -37,19 +37,6 @@ def test_a_run_survives_a_killed_server_which_is_back_at_its_address(live: LiveS
     assert (live.api_url, live.workers) == before
 
 
-def test_a_server_that_hangs_is_replaced_and_its_run_ends(live: LiveStack) -> None:
-    run = live.start_toy("hung")
-    before, server = (live.api_url, live.workers), live.server
-    assert server is not None
-
-    os.kill(server, signal.SIGSTOP)
-
-    wait_for(lambda: live.server not in (None, server), "another server")
-    live.finish_toy("hung")
-    live.wait_for_state(run, "Completed")
-    assert (live.api_url, live.workers) == before
-
-
 def test_a_killed_worker_is_replaced_and_its_run_saves_and_resumes(live: LiveStack) -> None:
     run = live.start_toy("orphan")
     worker, pid = live.worker("cpu"), pid_of(live, "orphan")

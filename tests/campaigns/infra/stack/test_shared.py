@@ -7,7 +7,7 @@ import pytest
 
 from infra.prefect.access import AUTH
 from infra.prefect.flow_runs import has_deployment
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.infra.stack.live import LiveStack, make_code
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(900)]

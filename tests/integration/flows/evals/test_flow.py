@@ -13,7 +13,7 @@ import pytest
 
 from flows.evals.request import EvalRequest
 from flows.evals.suite import open_suite
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.base import Store
 from nanochat_core.errors import StageError
 from tests.support.deployments.fixtures import posted

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from flows.artifacts.names import open_artifact
 from flows.artifacts.runs import newest_runs
 from flows.cli.app import main
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.base import Store
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.support.nanochat_core.data.web_server import WebServer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError
 from tests.support.flows.pools import client as patient_client
 

@@ -13,7 +13,7 @@ import pytest
 from flows.building.build import BuildContext, build
 from flows.building.retry import TransientStageError
 from infra.launch.torchrun import StageInterrupted
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError

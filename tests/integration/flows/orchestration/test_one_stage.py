@@ -10,7 +10,7 @@ import pytest
 
 from flows.building.build import look_up
 from flows.building.stage_request import StageRequest, make_request
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 
 pytestmark = pytest.mark.prefect
 

@@ -17,7 +17,7 @@ import pytest
 
 from flows.artifacts.runs import find_run, new_run_id
 from flows.run_request import RunRequest, options_of
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import TERMS, Outage

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from flows.artifacts.runs import new_run_id
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.house import make_run

@@ -13,7 +13,7 @@ from flows.artifacts.runs import find_run
 from flows.sweep.grid import open_sweep
 from flows.sweep.plan import plan_sweep
 from flows.sweep.request import SweepRequest
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs

@@ -1,4 +1,4 @@
-"""Locks, pauses and processes of a stack, without one."""
+"""Locks, logs and processes of a stack, without one."""
 
 import contextlib
 import os
@@ -8,45 +8,47 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from infra.prefect.access import AUTH
-from infra.prefect.logs import MAX_BYTES, last_line, rotate
-from infra.prefect.records import find_supervisor, supervisor_lock
-from infra.prefect.server import stop_stack, wait_for_own_server
-from infra.prefect.supervisor import processes
-from infra.prefect.supervisor.processes import Backoff, ManagedProcess, end_workers
-from infra.prefect.supervisor.supervisor import supervising
-from infra.prefect.supervisor.workers import (
-    runs_at_once,
-    worker_command,
-    worker_environment,
+from infra.prefect import server as server_module
+from infra.prefect.access import AUTH, ServerError
+from infra.prefect.server import (
+    Server,
+    find_supervisor,
+    last_line,
+    spawn,
+    start_server,
+    stop_stack,
+    supervisor_lock,
+    write_record,
 )
+from infra.prefect.supervisor import supervisor as supervisor_module
+from infra.prefect.supervisor.supervisor import end_workers, supervising
+from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
 from nanochat_core.runtime.process_start import this_process
 from tests.support.infra.stack.live import wait_for
 
 # A worker with one run, which leads a session as Prefect's runs do. {} is what the run does at
-# SIGTERM. The worker itself must not get SIGTERM before the run has ended.
+# SIGTERM. The worker itself would kill it before it has saved.
 WORKER = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 
 run = '''
-import signal, sys, time
+import os, signal, sys, time
 from pathlib import Path
+from infra.prefect.supervisor.workers import end_with_worker
 
 signal.signal(signal.SIGTERM, {})
+end_with_worker()
 Path("up").touch()
 time.sleep(600)
 '''
+os.environ["PREFECT__FLOW_RUN_ID"] = "of a run"
 child = subprocess.Popen([sys.executable, "-c", run], start_new_session=True)
-signal.signal(
-    signal.SIGTERM,
-    lambda *_: (Path("last").write_text(str(child.wait())), os._exit(0)),
-)
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(0)))
 Path("run").write_text(str(child.pid))
 time.sleep(600)
 """
@@ -89,43 +91,20 @@ def test_a_process_that_has_the_number_of_a_supervisor_is_none(tmp_path: Path) -
     assert find_supervisor(tmp_path) is None
 
 
-def test_without_a_supervisor_or_a_server_of_it_there_is_no_wait(tmp_path: Path) -> None:
-    wait_for_own_server(tmp_path)
-    with supervising(tmp_path):  # of a shared server, perhaps
-        wait_for_own_server(tmp_path)
-
-
-def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_server_that_the_supervisor_restarts_is_not_started_by_another_process(
+    tmp_path: Path,
 ) -> None:
-    now = [100.0]
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    pause = Backoff()
-    waits: list[float] = []
-    for _ in range(7):
-        pause.began()
-        waits.append(pause.ended())
-    assert waits == [5, 10, 20, 40, 60, 60, 60]
-    assert not pause.is_over
-    assert pause.tries == 7
+    me = this_process()
+    write_record(tmp_path, Server(port=1, pid=me.pid, start="another"))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        with supervisor_lock(tmp_path).open("a") as file:
+            start = server_module.start_of(other.pid)
+            assert start is not None
+            replace(me, pid=other.pid, start=start).write(file)
 
-    pause.began()
-    now[0] += 61
-
-    assert pause.ended() == 5
-    assert pause.tries == 1
-
-
-def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> None:
-    code = "print('last'); raise SystemExit(3)"
-    child = ManagedProcess("x", [sys.executable, "-c", code], output=tmp_path / "x", log=print)
-
-    child.start(dict(os.environ))
-
-    wait_for(lambda: child.is_over, "its end")
-    assert child.pid is not None  # not reported yet
-    assert [child.ended(), child.ended(), child.pid] == [3, None, None]
-    assert last_line(child.output) == "last"
+        with pytest.raises(ServerError, match=f"process {other.pid}, `nanochat up`, restarts it"):
+            start_server(tmp_path)
+        other.kill()
 
 
 @pytest.fixture
@@ -147,36 +126,33 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[byte
         worker.wait()
 
 
-def test_a_run_saves_before_its_worker_is_asked_to_end(
+def test_a_run_saves_when_its_worker_is_ended(
     tmp_path: Path, start_worker: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     worker = start_worker(SAVES)
+    run = psutil.Process(int((tmp_path / "run").read_text()))
 
-    end_workers([psutil.Process(worker.pid)])
+    end_workers([worker])
 
     assert (tmp_path / "saved").exists()
-    assert (tmp_path / "last").read_text() == "0"
-    assert worker.wait() == 0
+    assert worker.returncode == -signal.SIGKILL
+    assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("is_urgent", [True, False])
 def test_a_run_that_ignores_the_request_is_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     start_worker: Callable[..., subprocess.Popen[bytes]],
-    *,
-    is_urgent: bool,
 ) -> None:
-    monkeypatch.setattr(processes, "SECONDS_TO_SAVE", 600.0 if is_urgent else 0.1)
+    monkeypatch.setattr(supervisor_module, "SECONDS_TO_SAVE", 0.1)
     worker = start_worker("signal.SIG_IGN")
     run = psutil.Process(int((tmp_path / "run").read_text()))
 
-    end_workers([psutil.Process(worker.pid)], is_urgent=lambda: is_urgent)
+    end_workers([worker])
 
-    wait_for(lambda: not run.is_running(), "the end of the run")
-    last = tmp_path / "last"  # empty if the worker was killed while it wrote it
-    assert not last.exists() or last.read_text() in ("", "-9")
-    worker.wait(120)
+    wait_for(
+        lambda: not run.is_running() or run.status() == psutil.STATUS_ZOMBIE, "the end of the run"
+    )
 
 
 def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
@@ -192,12 +168,11 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from infra.prefect.supervisor.processes import ManagedProcess\n"
+        "from infra.prefect.server import spawn\n"
         "from infra.prefect.supervisor.workers import worker_command, worker_environment\n"
         "home = Path.cwd()\n"
-        "output = home / 'gpu.log'\n"
-        "child = ManagedProcess('gpu', worker_command('gpu'), output=output, log=print)\n"
-        "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"
+        "environment = worker_environment(home, 'http://127.0.0.1:1/api')\n"
+        "child = spawn(worker_command('gpu'), log=home / 'gpu.log', environment=environment)\n"
         "time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as supervisor:
@@ -211,20 +186,18 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     wait_for(lambda: not worker.is_running(), "the end of the worker")
 
 
-def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> None:
+def test_a_long_log_is_renamed_when_its_process_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "server.log"
-    with log.open("ab", buffering=0) as file:
-        file.write(b"early\n")
-        rotate(log)
-        assert log.read_text() == "early\n"
-        os.truncate(log, MAX_BYTES)
-        file.write(b"\nlast of the old\n")
+    for text in ("early", "old", "new"):
+        command = [sys.executable, "-c", f"print('{text}\\nAn exception occurred.\\n')"]
+        assert spawn(command, log=log, environment=os.environ).wait() == 0
+        monkeypatch.setattr(server_module, "_MAX_LOG", 0 if text == "old" else 1000)
 
-        rotate(log)
-        file.write(b"new\n")
-
-    assert log.read_text() == "new\n"
-    assert last_line(tmp_path / "server.log.1") == "last of the old"
+    assert last_line(log) == "new"
+    assert log.with_name("server.log.1").read_text().startswith("early\nAn exception occurred.\n")
+    assert last_line(log.with_name("server.log.1")) == "old"
 
 
 def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from infra.prefect.flow_runs import AUTO_RESUME, RESUMES
-from infra.prefect.records import Server
+from infra.prefect.server import Server
 from infra.prefect.supervisor import runs
 from infra.prefect.supervisor.runs import MAX_RESUMES, RunWatch
 from tests.support.deployments.prefect_api import PrefectApi

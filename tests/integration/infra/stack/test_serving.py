@@ -1,4 +1,4 @@
-"""The server of a stack: one that hangs is killed, one that cannot start is waited for.
+"""What a supervisor starts again, and what it reports of what cannot be started.
 
 The server here is a small program that answers as Prefect's does when it is asked for its health.
 """
@@ -7,29 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from infra.prefect.access import AUTH, ServerError, answers
-from infra.prefect.records import Server, find_process_of_server, write_record
-from infra.prefect.supervisor import processes
-from infra.prefect.supervisor import servers as servers_module
+from infra.prefect import server as server_module
+from infra.prefect.access import AUTH, ServerError
+from infra.prefect.server import Server, find_server, start_server, stop_server
 from infra.prefect.supervisor import supervisor as supervisor_module
-from infra.prefect.supervisor.processes import ManagedProcess
-from infra.prefect.supervisor.servers import MAX_UNANSWERED, OwnServer
 from infra.prefect.supervisor.supervisor import Supervisor
-from infra.prefect.supervisor.workers import managed_worker
-from nanochat_core.runtime.process_start import start_of
+from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.live import wait_for
 
+PYTHON = sys.executable  # which a fixture replaces below
 ANSWERS = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -42,183 +38,175 @@ class Healthy(BaseHTTPRequestHandler):
         pass
 
 
-server = HTTPServer(("127.0.0.1", 0), Healthy)
-Path(sys.argv[1]).write_text(str(server.server_port))
-server.serve_forever()
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), Healthy).serve_forever()
 """
+DIES = "print('PermissionError: no room\\nAn exception occurred.\\n'); raise SystemExit(1)"
 
 
-class Servers:
-    """Starts such programs in place of Prefect's server."""
-
-    def __init__(self, home: Path) -> None:
-        self.problem: str | None = None
-        self.started: list[subprocess.Popen[bytes]] = []
-        self.said: list[str] = []
-        self._home = home
-        (home / "prefect").mkdir()
-
-    def start(self, home: Path, *, port: int, guarded: bool) -> Server:
-        if (running := find_process_of_server(home)) is not None:
-            return running
-        if self.problem is not None:
-            raise ServerError(self.problem)
-        told = home / f"port-{len(self.started)}"
-        self.started.append(subprocess.Popen([sys.executable, "-c", ANSWERS, str(told)]))
-        wait_for(lambda: told.exists() and told.read_text() != "", "a port")
-        pid = self.started[-1].pid
-        server = Server(port=int(told.read_text()), pid=pid, start=start_of(pid) or "")
-        write_record(home, server)
-        return server
-
-    def supervise(self) -> OwnServer:
-        """The one that looks after them, once it has found the first one up."""
-        own = OwnServer(self._home, 4200, guarded=True, log=self.said.append)
-        own.start()
-        wait_for(lambda: own.poll() is not None, "the server")
-        return own
-
-
-@pytest.fixture
-def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+@pytest.fixture(autouse=True)
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers are such programs; a supervisor polls often, and its workers end at once."""
     for name in (AUTH, "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
-    found = Servers(tmp_path)
-    monkeypatch.setattr(servers_module, "start_server", found.start)
-    monkeypatch.setattr(servers_module, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    monkeypatch.setattr("infra.prefect.access.ANSWER_SECONDS", 0.5)
-    yield found
-    for process in found.started:
-        process.kill()
-        process.wait()
+    program = tmp_path / "answers.py"
+    program.write_text(ANSWERS)
+    shell = tmp_path / "python"
+    shell.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    shell.chmod(0o755)
+    monkeypatch.setattr(server_module.sys, "executable", str(shell))
+    monkeypatch.setattr(supervisor_module, "SLOW_SECONDS", 0.1)
+    command = [PYTHON, "-c", DIES]
+    monkeypatch.setattr(supervisor_module, "worker_command", lambda pool: command)
+    yield
+    stop_server(tmp_path)
 
 
-def test_a_server_that_runs_and_answers_no_request_is_replaced(servers: Servers) -> None:
-    own = servers.supervise()
-
-    servers.started[0].send_signal(signal.SIGSTOP)
-
-    wait_for(lambda: own.poll() is None, "the end of the hung one")
-    assert servers.started[0].wait(120) == -signal.SIGKILL
-    wait_for(lambda: own.poll() is not None, "another one")
-    assert len(servers.started) == 2
-    assert [line for line in servers.said if "left 12 questions unanswered; it is killed" in line]
-
-
-def test_a_server_that_stands_still_for_a_moment_is_left_alone(servers: Servers) -> None:
-    own = servers.supervise()
-    for _ in range(2):
-        servers.started[0].send_signal(signal.SIGSTOP)
-        for _ in range(MAX_UNANSWERED - 2):
-            assert own.poll() is not None  # its clients ask again
-        servers.started[0].send_signal(signal.SIGCONT)
-        assert answers(str(own.poll()))
-        assert own.poll() is not None
-
-    assert len(servers.started) == 1
-    assert servers.started[0].poll() is None
+def supervise(
+    home: Path, *pools: str, said: list[str], register: tuple[str, ...] = (), port: int = 0
+) -> Supervisor:
+    port = port or quiet_port()
+    return Supervisor(
+        home,
+        ports=range(port, port + 50),
+        pools=pools,
+        store=None,
+        register=register,
+        guarded=True,
+        log=said.append,
+    )
 
 
-def test_what_keeps_a_server_from_starting_again_is_waited_for(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
+def once_up(supervisor: Supervisor, work: threading.Thread) -> None:
+    """Run a supervisor until `work`, which begins once it is up, has ended."""
+
+    def end() -> None:
+        work.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_ready(api_url: str) -> None:
+        work.start()
+        threading.Thread(target=end, daemon=True).start()
+
+    supervisor.run(on_ready)
+
+
+def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
+    tmp_path: Path,
 ) -> None:
-    own = servers.supervise()
-    now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr(processes, "time", clock)
-    servers.problem = "the disk is full"
-    servers.started[0].kill()
-    servers.started[0].wait()
+    said: list[str] = []
+    seen: list[Server] = []
 
-    for _ in range(20):
-        now[0] += 31
-        assert own.poll() is None
-    assert servers.said[-1] == "server: the disk is full; again in 60 s"
+    def kill() -> None:
+        first = find_server(tmp_path)
+        assert first is not None
+        seen.append(first)
+        os.kill(first.pid, signal.SIGKILL)
+        wait_for(lambda: find_server(tmp_path) not in (None, first), "another server")
+        seen.append(find_server(tmp_path) or first)
 
-    servers.problem = None
-    now[0] += 61
-    assert own.poll() is None  # it was started now
-    wait_for(lambda: own.poll() is not None, "another one")
+    once_up(supervise(tmp_path, said=said), threading.Thread(target=kill))
+
+    first, second = seen
+    assert first.port == second.port
+    assert first.pid != second.pid
+    assert not psutil.pid_exists(first.pid)
+    assert f"server: ended; started again as process {second.pid}" in said
+    assert find_server(tmp_path) is None
+    assert not psutil.pid_exists(second.pid)
 
 
-def test_what_keeps_a_server_from_starting_at_all_is_reported(
-    servers: Servers, tmp_path: Path
+def test_what_keeps_a_server_from_starting_again_is_logged_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers.problem = "the disk is full"
+    said: list[str] = []
+    fails = threading.Event()
 
-    with pytest.raises(ServerError, match="the disk is full"):
-        OwnServer(tmp_path, 4200, guarded=True, log=servers.said.append).start()
+    def start(home: Path, **options: object) -> Server:
+        if fails.is_set():
+            raise ServerError("the disk is full")
+        return start_server(home, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(supervisor_module, "start_server", start)
+
+    def kill() -> None:
+        fails.set()
+        first = find_server(tmp_path)
+        assert first is not None
+        os.kill(first.pid, signal.SIGKILL)
+        line = "server or worker not started: the disk is full"
+        wait_for(lambda: said.count(line) > 2, "three tries")
+        fails.clear()
+        wait_for(lambda: find_server(tmp_path) is not None, "another server")
+
+    once_up(supervise(tmp_path, said=said), threading.Thread(target=kill))
+
+
+def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = tmp_path / "prefect" / "worker-gpu.log"
+    line = f"worker gpu: ended (1): PermissionError: no room; its log is {log}"
+    work = threading.Thread(target=lambda: wait_for(lambda: said.count(line) > 2, "three ends"))
+
+    once_up(supervise(tmp_path, "gpu", said=said), work)
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "prefect").mkdir()
     said: list[str] = []
-    worker = managed_worker("gpu", tmp_path, log=said.append)
 
     def fail(*command: object, **options: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(processes, "spawn", fail)
+    monkeypatch.setattr(supervisor_module, "spawn", fail)
+    line = "server or worker not started: [Errno 28] No space left on device"
+    work = threading.Thread(target=lambda: wait_for(lambda: said.count(line) > 2, "three tries"))
 
-    worker.start({})
-
-    assert (worker.pid, worker.may_start) == (None, False)
-    assert said == ["worker gpu: No space left on device; again in 5 s"]
+    once_up(supervise(tmp_path, "gpu", said=said), work)
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])
-def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_adopted: bool
+def test_a_registration_that_fails_ends_up_with_the_last_line_of_its_log(
+    tmp_path: Path, *, is_adopted: bool
 ) -> None:
-    monkeypatch.setattr("infra.retry.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(supervisor_module, "ASK_SECONDS", 0.01)
-    said = "print('PermissionError: no room\\nAn exception occurred.\\n'); raise SystemExit(1)"
-    monkeypatch.setattr(
-        supervisor_module,
-        "managed_worker",
-        lambda pool, home, *, log: ManagedProcess(
-            pool, [sys.executable, "-c", said], output=home / "prefect" / "worker", log=log
-        ),
-    )
-    if is_adopted:  # a run has started it, and uses it
-        servers.start(tmp_path, port=4200, guarded=True)
-    supervisor = Supervisor(
-        tmp_path,
-        port=4200,
-        pools=["gpu"],
-        store=None,
-        register=[],
-        guarded=True,
-        log=servers.said.append,
-    )
+    port = quiet_port()
+    if is_adopted:  # a run has started the server, and uses it
+        start_server(tmp_path, ports=[port])
+    register = (PYTHON, "-c", DIES)
+    supervisor = supervise(tmp_path, "gpu", said=[], register=register, port=port)
 
     with pytest.raises(ServerError) as caught:
         supervisor.run(lambda api_url: None)
 
     assert str(caught.value) == (
-        "the worker of gpu ended 5 times while starting: PermissionError: no room"
+        "the deployments could not be registered: PermissionError: no room"
     )
-    assert caught.value.hint == f"its log is {tmp_path / 'prefect' / 'worker'}"
-    assert (find_process_of_server(tmp_path) is not None) == is_adopted
+    assert caught.value.hint == f"its log is {tmp_path / 'prefect' / 'register.log'}"
+    assert (find_server(tmp_path) is not None) == is_adopted
 
 
 @pytest.mark.parametrize(
-    ("numbers", "hurries"),
+    ("numbers", "ends_at_once"),
     [
         ((signal.SIGINT, signal.SIGINT), True),
         ((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), False),  # `nanochat down`, then the window
         ((signal.SIGTERM, signal.SIGTERM), False),
     ],
 )
-def test_only_a_second_ctrl_c_ends_runs_before_they_have_saved(
-    numbers: tuple[signal.Signals, ...], servers: Servers, tmp_path: Path, *, hurries: bool
+def test_only_a_second_ctrl_c_is_not_waited_for(
+    numbers: tuple[signal.Signals, ...], tmp_path: Path, *, ends_at_once: bool
 ) -> None:
-    supervisor = Supervisor(
-        tmp_path, port=4200, pools=[], store=None, register=[], guarded=True, log=print
+    code = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from infra.prefect.supervisor.supervisor import Supervisor\n"
+        "s = Supervisor(Path(sys.argv[1]), pools=[], store=None, register=[], guarded=True, "
+        "log=print)\n"
+        "with s._until_signalled():\n"
+        "    for number in sys.argv[2:]:\n"
+        "        signal.raise_signal(int(number))\n"
     )
-    with supervisor._until_signalled():  # pyright: ignore[reportPrivateUsage]
-        for number in numbers:
-            signal.raise_signal(number)
-    assert supervisor._hurry.is_set() == hurries  # pyright: ignore[reportPrivateUsage]
+    words = [str(int(number)) for number in numbers]
+    python = PYTHON
+    done = subprocess.run([python, "-c", code, str(tmp_path), *words], timeout=60)
+    assert done.returncode == (-signal.SIGINT if ends_at_once else 0)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import flows
-from infra.prefect.password import password_path
+from infra.prefect.server import password_path
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.attempts import (
@@ -191,18 +191,18 @@ def test_only_a_terminal_gets_the_password(live: LiveStack) -> None:
 
     said = {words: done.stdout + done.stderr for words, done in redirected.items()}
     assert not [words for words, text in said.items() if secret in text]
-    assert "`nanochat up` prints the address if its output is a terminal" in said[("up",)]
+    assert "`nanochat up` prints it if its output is a terminal" in said[("up",)]
 
 
-def test_the_address_with_the_password_has_one_printer() -> None:
+def test_the_password_has_one_printer() -> None:
     code = Path(flows.__file__).parent
 
-    users = [path for path in code.rglob("*.py") if "login_address" in path.read_text()]
+    users = [path for path in code.rglob("*.py") if "find_password" in path.read_text()]
 
     assert users == [code / "cli" / "output.py"]
 
 
-def test_the_printed_address_logs_in_and_a_foreign_origin_gets_nothing(live: LiveStack) -> None:
+def test_the_printed_password_logs_in_and_a_foreign_origin_gets_nothing(live: LiveStack) -> None:
     if find_chromium() is None:
         pytest.skip(NO_CHROMIUM)
 

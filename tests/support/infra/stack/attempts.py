@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from infra.prefect.password import password_path
+from infra.prefect.server import password_path
 from tests.support.infra.stack.live import LiveStack, make_code
 from tests.support.serving import QuietHandler, serving
 
@@ -176,6 +177,13 @@ def _status(
         return client.request(method, url, json=body, headers=headers).status_code
 
 
+def log_in(page: Any, api_url: str, password: str) -> None:
+    """Open Prefect's pages and type the password that they ask for."""
+    page.goto(api_url.removesuffix("/api"))
+    page.get_by_placeholder("admin:pass").fill(password)
+    page.get_by_role("button", name="Login").click()
+
+
 @contextlib.contextmanager
 def _foreign_page(api_url: str) -> Iterator[str]:
     """Serve the page that attacks, on another port of this machine; yield its address."""
@@ -189,18 +197,18 @@ def _foreign_page(api_url: str) -> Iterator[str]:
 
 
 def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:
-    """Log in with the printed address in Chromium; there, open a page of another origin."""
+    """Log in with the printed password in Chromium; there, open a page of another origin."""
     from playwright.sync_api import expect, sync_playwright
 
     from tests.support.browser.chromium import launch
 
     said = stack.show("up")
-    address = re.search(r"^log in\s+(\S+)\s*$", said, flags=re.MULTILINE)
-    assert address is not None, said
+    password = re.search(r"^password\s+(\S+)\s*$", said, flags=re.MULTILINE)
+    assert password is not None, said
     with _foreign_page(stack.api_url) as foreign, sync_playwright() as playwright:
         browser = launch(playwright)
         page = browser.new_page()
-        page.goto(address[1])
+        log_in(page, stack.api_url, password[1])
         expect(page).to_have_url(re.compile("dashboard"), timeout=60_000)
         expect(page.get_by_text("Work Pools").first).to_be_visible(timeout=60_000)
         page.goto(foreign)

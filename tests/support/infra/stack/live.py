@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
-from infra.prefect.password import password_path
-from infra.prefect.records import find_process_of_server, find_supervisor
+from infra.prefect.server import find_server, find_supervisor, password_path
 from tests.support.prefect_login import Login
 
 DEADLINE = 280.0  # seconds; a stack comes up in 20 on an idle machine
@@ -155,14 +154,14 @@ class LiveStack:
         """The address of the API. Raises ConnectionError while no server runs."""
         if shared := self.environment.get("PREFECT_API_URL"):
             return shared
-        if (found := find_process_of_server(self.home)) is None:
+        if (found := find_server(self.home)) is None:
             raise ConnectionError("no server runs")
         return found.api_url
 
     @property
     def server(self) -> int | None:
         """The pid of the home's own server, while it lives."""
-        found = find_process_of_server(self.home)
+        found = find_server(self.home)
         return found and found.pid
 
     @property

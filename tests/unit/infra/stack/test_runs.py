@@ -1,17 +1,15 @@
-"""A supervisor's requests about runs and workers, to a server that answers as it is told."""
+"""A supervisor's requests about runs, to a server that answers as it is told."""
 
 import os
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
-from infra.prefect.supervisor import runs, workers
+from infra.prefect.supervisor import runs
 
-BEGAN = 1_800_000_000.0
-SHOWN = "2027-01-15T08:00:00+00:00"  # the same
+SHOWN = "2027-01-15T08:00:00+00:00"
 
 
 class Server:
@@ -177,16 +175,3 @@ def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
     server.error = KeyError("state")
     poll(server, server.watch(), 0, 5, 10)
     assert server.lines == ["crashed runs are not resumed: KeyError: 'state'"]
-
-
-@pytest.mark.parametrize("pool", ["gpu", "gpu#1", "größe", "gpu?a"])
-def test_a_worker_polls_a_pool_of_any_name(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(api_url: str, path: str, **options: Any) -> Any:
-        assert path == f"/work_pools/{quote(pool)}/workers/filter"
-        return [{"name": name, "last_heartbeat_time": SHOWN}]
-
-    monkeypatch.setattr(workers, "ask", ask)
-    name = workers.worker_name(pool)
-    assert workers.is_polling("api", pool, since=BEGAN - 1)
-    name = "another"
-    assert not workers.is_polling("api", pool, since=BEGAN - 1)
