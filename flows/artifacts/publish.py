@@ -21,7 +21,6 @@ from pathlib import Path
 
 from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.artifacts.transfer import files_below, transfer_each
-from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import find_document, repair_hint
@@ -242,7 +241,7 @@ def _upload(
 
     def upload_one(path: Path, on_bytes: OnBytes) -> File:
         name = path.relative_to(base).as_posix()
-        size, sha256, content = path.stat().st_size, sha256_of(path), content_of(path)
+        size, sha256, content = path.stat().st_size, sha256_of(path), _content_of(path)
         key = find_shared(store, shared, size=size, sha256=sha256)
         if key is not None:
             on_bytes(size)  # no transfer, but progress is counted in bytes of the whole artifact
@@ -257,6 +256,19 @@ def _upload(
         return retry(lambda: upload_one(path, on_bytes))
 
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
+
+
+def _content_of(path: Path) -> str | None:
+    """Return the digest of the documents in a parquet file of text; None for any other file.
+
+    Its bytes depend on the version of the library that wrote them.
+    """
+    if path.suffix != ".parquet":
+        return None
+    # Imported here: only artifacts with parquet files pay for pyarrow, which takes long to load.
+    from nanochat_core.data.shard_files import find_text_digest
+
+    return find_text_digest(path)
 
 
 def _other_contents(store: Store, identity: Identity, digest: str) -> list[str]:

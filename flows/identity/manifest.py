@@ -80,7 +80,7 @@ class File:
     sha256: str
     key: str  # of the object that holds the bytes; may belong to an older artifact
     # Digest of the contents, where another version of the writer may encode the same contents as
-    # other bytes (flows/identity/contents.py). None means that the bytes count.
+    # other bytes, as parquet does. None means that the bytes count.
     content: str | None = None
 
 
