@@ -14,11 +14,9 @@ stopped: then what is still being uploaded of that one is of no use.
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
 
-from flows.artifacts.checkpoint_records import COMMIT
 from flows.artifacts.checkpoints import check_arrived, place_of, step_of
 from flows.building.messages import CheckpointShard
 from flows.identity.manifest import File
@@ -28,36 +26,6 @@ from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, write_json
-
-
-def upload_shards(
-    store: Store,
-    job: Job,
-    directory: Path,
-    ranks: Iterable[int],
-    *,
-    epoch: int,
-    check: Callable[[], None],
-    on_shard: Callable[[CheckpointShard], None],
-) -> None:
-    """Upload the complete shards of these ranks from a checkpoint's directory.
-
-    `on_shard` gets each. `check` is called before each upload and after every block of bytes, and
-    may raise. Raises StoreError, ArtifactError, OSError.
-    """
-
-    for rank in ranks:
-        check()
-        step, entry = step_of(directory), _read_entry(directory, rank)
-        file = File(
-            path=file_of(rank),
-            size=entry["size"],
-            sha256=entry["sha256"],
-            key=_key(job, step, rank, epoch=epoch),
-        )
-        store.upload(file.key, directory / file.path, on_bytes=lambda count: check())
-        check_arrived(store, file)
-        on_shard(CheckpointShard(step=step, rank=rank, file=file))
 
 
 def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
@@ -92,42 +60,33 @@ def uploading_shards(
     def newest() -> Path | None:
         return max(job.checkpoints.glob("step-*"), default=None)
 
-    def send(directory: Path) -> None:
-        def check() -> None:
+    def send(directory: Path, rank: int) -> None:
+        def check(count: int = 0) -> None:
             if directory != newest():
                 raise Superseded(f"{directory} was given up")
 
-        def drop(shard: CheckpointShard) -> None:
-            on_shard(shard)
-            # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the
-            # whole checkpoint. The record goes first: a crash leaves no record without its bytes.
-            record_of(directory, shard.rank).unlink()
-            (directory / file_of(shard.rank)).unlink()
-
-        written = [rank for rank in ranks if record_of(directory, rank).exists()]
-        upload_shards(store, job, directory, written, epoch=epoch, check=check, on_shard=drop)
+        check()
+        step, path, record = step_of(directory), file_of(rank), record_of(directory, rank)
+        entry = json.loads(record.read_text(encoding="utf-8"))
+        key = _key(job, step, rank, epoch=epoch)
+        file = File(path=path, size=entry["size"], sha256=entry["sha256"], key=key)
+        store.upload(key, directory / path, on_bytes=check)
+        check_arrived(store, file)
+        on_shard(CheckpointShard(step=step, rank=rank, file=file))
+        # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the whole
+        # checkpoint. The record goes first: a crash leaves no record without its bytes.
+        record.unlink()
+        (directory / path).unlink()
 
     def look() -> None:
         # A checkpoint that the job pruned while it was sent is no error: newer ones exist.
         with reporting_errors(job.checkpoints, on_error), contextlib.suppress(FileNotFoundError):
-            directory = newest()
-            if directory is not None and not is_committed(directory):
-                send(directory)
+            if (directory := newest()) is not None:
+                for rank in [rank for rank in ranks if record_of(directory, rank).exists()]:
+                    send(directory, rank)
 
     with poll(look, every=POLL_SECONDS):
         yield
-
-
-def is_committed(directory: Path) -> bool:
-    """Return True if the shards of all ranks are complete."""
-    return (directory / COMMIT).exists()
-
-
-def _read_entry(directory: Path, rank: int) -> Any:
-    """Return size and sha256 of a rank's shard, of a committed checkpoint or an uncommitted one."""
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads(record_of(directory, rank).read_text(encoding="utf-8"))
-    return json.loads((directory / COMMIT).read_text(encoding="utf-8"))["files"][file_of(rank)]
 
 
 def _key(job: Job, step: int, rank: int, *, epoch: int) -> str:

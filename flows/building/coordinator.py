@@ -13,13 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.artifacts.checkpoints import step_of
-from flows.building.checkpoint_shards import (
-    is_committed,
-    note_shard,
-    record_of,
-    upload_shards,
-)
+from flows.building.checkpoint_shards import note_shard
 from flows.building.context import BuildContext
 from flows.building.messages import MISTAKE, CheckpointShard, Start, Status, read_message
 from flows.building.retry import is_retryable
@@ -92,7 +86,7 @@ class Coordinator:
         self._terms = terms
         self._log = log
         self._peers: dict[int, _Peer] = {}
-        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of all nodes, in the store
+        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of the other nodes, in the store
         self._lock = threading.Lock()  # around changes of `_peers` and `_shards`
 
     @property
@@ -100,39 +94,11 @@ class Coordinator:
         """Return the rendezvous as node 0 joins it."""
         return rendezvous_of(self._start, self._job, node=0)
 
-    @property
-    def _ranks(self) -> range:
-        """The ranks of this machine."""
-        return range(self._start.processes)
-
-    def is_written(self, directory: Path) -> bool:
-        """Return True if the shards of this machine's ranks are complete in a checkpoint."""
-        return all(record_of(directory, rank).exists() for rank in self._ranks)
-
-    def upload(self, store: Store, directory: Path, check: Callable[[], None]) -> tuple[File, ...]:
-        """Upload the shards of this machine's ranks, and return the files of all in the store.
-
-        `directory` is the mirror's copy of a checkpoint. Waits until it is committed: until the
-        other nodes' shards are in the store too. Raises what `check` raises, StoreError, OSError.
-        """
-        step = step_of(directory)
-        upload_shards(
-            store,
-            self._job,
-            directory,
-            self._ranks,
-            epoch=self._start.epoch,
-            check=check,
-            on_shard=self._add,
-        )
-        while True:
-            check()
-            if is_committed(directory):
-                break
-            time.sleep(POLL_SECONDS)
-        with self._lock:  # not before: if this one is given up, an earlier one is sent
+    def shards(self, step: int) -> tuple[File, ...]:
+        """Return the other nodes' files of a committed checkpoint, which are in the store."""
+        with self._lock:  # those before stay until now: a later step may be given up
             self._shards = {s: files for s, files in self._shards.items() if s >= step}
-            return self._shards[step]
+            return self._shards.get(step, ())
 
     def assemble(self, address: str) -> None:
         """Wait until every node is ready, and start the ranks of all.
@@ -242,14 +208,11 @@ class Coordinator:
             peer = self._peers[status.node] = _Peer(link=link, status=status)
             return peer
 
-    def _add(self, shard: CheckpointShard) -> None:
+    def note(self, shard: CheckpointShard) -> None:
+        """Remember another node's shard, and record it where rank 0 waits for it."""
         with self._lock:
             files = self._shards.get(shard.step, ())
             self._shards = {**self._shards, shard.step: (*files, shard.file)}
-
-    def note(self, shard: CheckpointShard) -> None:
-        """Remember another node's shard, and record it where rank 0 waits for it."""
-        self._add(shard)
         try:
             # Last: then rank 0 may commit, and the checkpoint is sent.
             note_shard(self._job, shard, epoch=self._start.epoch)

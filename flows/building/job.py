@@ -18,7 +18,7 @@ from flows.building.context import BuildContext
 from flows.building.coordinator import Coordinator, lead
 from flows.building.executions import append_segment
 from flows.identity.fingerprint import Code, Identity, plugins_of
-from flows.identity.manifest import File, Manifest
+from flows.identity.manifest import Manifest
 from flows.identity.work import measure_work
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease
@@ -258,9 +258,9 @@ def _mirror(
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
-    On several nodes each uploads its own shards, at the same time. The checkpoint of the last step
-    is sent only if the job does not finish: its tensors are uploaded as files of the artifact,
-    after which no process needs it.
+    On several nodes the others upload their shards first, and node 0 its own once rank 0 has
+    committed. The checkpoint of the last step is sent only if the job does not finish: its tensors
+    are uploaded as files of the artifact, after which no process needs it.
     """
     has_ended = False
 
@@ -274,10 +274,6 @@ def _mirror(
 
     def send(directory: Path, check_wanted: Callable[[], None]) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint
-        there: tuple[File, ...] = ()
-        if coordinator is not None:
-            lease.check()
-            there = coordinator.upload(context.store, directory, check_wanted)
         sent = checkpoints.send(
             context.store,
             job,
@@ -286,7 +282,7 @@ def _mirror(
             fencing_token=lease.record.epoch,
             check_lease=lease.check,
             check_wanted=check_wanted,
-            there=there,
+            there=coordinator.shards(checkpoints.step_of(directory)) if coordinator else (),
         )
         with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too
             checkpoints.prune(context.store, job, sent=sent)
@@ -298,7 +294,6 @@ def _mirror(
         send,
         on_error=lambda error: warnings.report(str(error), f"checkpoint not stored: {error}"),
         skip=skip,
-        is_written=coordinator.is_written if coordinator else lambda directory: False,
         is_stopping=lambda: stopping.is_set() or lease.ending.is_set(),
     ):
         try:

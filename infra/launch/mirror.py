@@ -25,7 +25,7 @@ Send: TypeAlias = Callable[[Path, Callable[[], None]], None]
 
 
 class Superseded(StageError):
-    """An upload that was given up: a newer checkpoint goes first, or this one was not committed."""
+    """An upload that was given up: a newer checkpoint goes first."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,6 @@ def mirror(
     *,
     on_error: Callable[[NanochatError], None],
     skip: Callable[[Path], bool] = lambda directory: False,
-    is_written: Callable[[Path], bool] = lambda directory: False,
     is_stopping: Callable[[], bool] = lambda: False,
     every: float = ASK_SECONDS,
 ) -> Generator[None]:
@@ -44,10 +43,6 @@ def mirror(
     `send` calls its second argument before it begins and after every block of bytes. That raises
     Superseded if this upload is to be given up: when the block has ended, or `is_stopping` says
     that it soon will, and a newer checkpoint is there or being saved.
-
-    A directory that is not committed yet is sent too if `is_written`. Then `send` has to wait until
-    its copy has COMMIT.json, which its second argument puts there; that raises Superseded if it
-    will never come, because the job has begun the next save or has ended.
 
     Checkpoints that exist at the beginning count as sent, even if the job finds the newest of them
     damaged and sets it aside. However the block ends, the last checkpoint that it left is sent
@@ -60,32 +55,23 @@ def mirror(
     }
     ended = threading.Event()
 
-    def check(directory: Path, copy: Path) -> None:
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
-            _link_or_copy(directory / _COMMIT, copy / _COMMIT)
-        is_committed = _commit_time(copy) is not None
+    def check(directory: Path) -> None:
         if ended.is_set():
-            is_wanted = is_committed and _newest(checkpoints, _commit_time) == directory
+            is_wanted = _newest(checkpoints, _commit_time) == directory
         else:
-            is_newest = _newest(checkpoints, Path.exists) == directory
-            is_wanted = is_newest or (is_committed and not is_stopping())
+            is_wanted = _newest(checkpoints, Path.exists) == directory or not is_stopping()
         if not is_wanted:
             raise Superseded(f"{directory} is not sent")
 
-    def is_ready(directory: Path) -> bool:
-        # After the end no rank commits.
-        is_committed = _commit_time(directory) is not None
-        return is_committed or (not ended.is_set() and is_written(directory))
-
     def look() -> None:
         with reporting_errors(checkpoints, on_error):
-            directory = _newest(checkpoints, is_ready)
+            directory = _newest(checkpoints, _commit_time)
             if directory is None or (directory, _commit_time(directory)) in sent or skip(directory):
                 return
             with _held(directory) as copy:
                 if copy is None:
                     return  # dropped meanwhile, so a newer one exists
-                send(copy, functools.partial(check, directory, copy))
+                send(copy, functools.partial(check, directory))
                 sent.add((directory, _commit_time(copy)))
 
     with poll(look, every=every):

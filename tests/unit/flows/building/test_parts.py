@@ -24,7 +24,6 @@ from flows.building.coordinator import Coordinator
 from flows.building.messages import CheckpointShard, Start
 from flows.identity.manifest import File
 from flows.leases.held_lease import HeldLease, LeaseTimings
-from infra.launch.mirror import Superseded
 from infra.storage.base import OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
@@ -176,79 +175,29 @@ class FakeLease:
     total = 900
 
 
-def make_coordinator(job: Job, *, processes: int = 1) -> Coordinator:
-    start = Start(
-        epoch=1, host="a", nodes=2, processes=processes, step=0, commit="", device_batch_size=1
-    )
+def make_coordinator(job: Job) -> Coordinator:
+    start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
     lease = cast("HeldLease", FakeLease())
     return Coordinator(job, start, lease, terms=LeaseTimings(), log=lambda text: None)
 
 
-def test_node_0_sends_all_its_shards_before_the_others_are_there(tmp_path, jobs):
-    a, _ = jobs
-    coordinator = make_coordinator(a, processes=2)
-    write(a, 5, 0)
-    directory = a.checkpoints / "step-0000005"
-    assert not coordinator.is_written(directory)
-    write(a, 5, 1)
-    assert coordinator.is_written(directory)
-    store = LocalStore(tmp_path / "store")
-
-    def check() -> None:
-        shards = [entry.key for entry in store.list("") if "/parts-1/tensors-" in entry.key]
-        if len(shards) == 2 and not (directory / "COMMIT.json").exists():
-            write(a, 5, 2)  # the third arrives last
-            commit(a, 5, 3)
-
-    files = coordinator.upload(store, directory, check)
-    assert sorted(file.path for file in files) == [f"tensors-0000{n}.safetensors" for n in (0, 1)]
-    send_whole(store, a, directory, there=files)
-    restore(store, a, log=lambda text: None)
-    assert is_whole(directory)
-
-
-def test_a_checkpoint_is_sent_after_a_later_one_was_given_up(store, jobs):
+def test_a_checkpoint_is_sent_after_a_part_of_a_later_one_came(store, jobs):
     a, b = jobs
     coordinator = make_coordinator(a)
-    write(a, 5, 0)
-    write(b, 5, 1)
-    (shard,) = upload(store, b)
-    coordinator.note(shard)
+    for step in (5, 9):
+        write(a, step, 0)
+        write(b, step, 1)
+        (shard,) = upload(store, b)
+        coordinator.note(shard)
     directory = commit(a, 5, 2)
-    write(a, 9, 0)
-
-    def check() -> None:
-        raise Superseded("its other shard does not come")
-
-    with pytest.raises(Superseded):
-        coordinator.upload(store, a.checkpoints / "step-0000009", check)
-    send_whole(store, a, directory, there=coordinator.upload(store, directory, lambda: None))
+    send_whole(store, a, directory, there=coordinator.shards(5))
     restore(store, b, log=lambda text: None)
     assert is_whole(b.checkpoints / directory.name)
-
-
-def test_node_0_sends_a_checkpoint_though_later_ones_are_committed_meanwhile(tmp_path, jobs):
-    """Its network may be slower than that of the others."""
-    a, _ = jobs
-    coordinator = make_coordinator(a)
-
-    def save() -> None:
-        """The whole of three saves, and what node 1 reports of its part."""
-        for step in (5, 6, 7):
-            write(a, step, 0)
-            place = f"pretrain/{a.fingerprint}/checkpoints/step-{step:07d}/parts-1"
-            name = "tensors-00001.safetensors"
-            file = File(path=name, size=1, sha256="a" * 64, key=f"{place}/{name}")
-            coordinator.note(CheckpointShard(step=step, rank=1, file=file))
-            commit(a, step, 2)
-
-    write(a, 5, 0)
-    store = SlowStore(tmp_path / "store", save)
-    files = coordinator.upload(store, a.checkpoints / "step-0000005", lambda: None)
-    assert {file.path for file in files} == {
-        "tensors-00000.safetensors",
-        "tensors-00001.safetensors",
-    }
+    directory = commit(a, 9, 2)
+    send_whole(store, a, directory, there=coordinator.shards(9))
+    assert coordinator.shards(5) == ()
+    restore(store, b, log=lambda text: None)
+    assert is_whole(b.checkpoints / directory.name)
 
 
 def test_parts_of_steps_that_were_never_committed_go(store, jobs):

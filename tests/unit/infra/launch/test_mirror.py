@@ -192,39 +192,6 @@ def test_a_stop_gives_up_an_older_upload_as_soon_as_the_next_save_begins(tmp_pat
     assert (reached, errors) == (["1", "1"], [])
 
 
-def test_one_that_is_written_is_sent_before_its_commit(tmp_path: Path):
-    events: list[str] = []
-
-    def send(copy: Path, check: Callable[[], None]) -> None:
-        events.append(f"sends {copy.name[-1]}")
-        while not (copy / "COMMIT.json").exists():
-            check()
-            time.sleep(0.005)
-        events.append((copy / "tensors").read_text())
-
-    def write(step: int) -> Path:
-        directory = tmp_path / f"step-000000{step}"
-        directory.mkdir()
-        (directory / "tensors").write_text(f"x{step}")
-        return directory
-
-    errors: list[NanochatError] = []
-    is_written = lambda directory: (directory / "tensors").exists()  # noqa: E731
-    with mirror(tmp_path, send, on_error=errors.append, is_written=is_written, every=0.005):
-        first = write(1)
-        wait_until(lambda: events == ["sends 1"])
-        write_json(first / "COMMIT.json", {})
-        wait_until(lambda: events[-1] == "x1")
-        write(2)
-        wait_until(lambda: events[-1] == "sends 2")
-        write_json(write(3) / "COMMIT.json", {})  # the second was given up
-        wait_until(lambda: events[-1] == "x3")
-        write(4)  # is never committed
-        wait_until(lambda: events[-1] == "sends 4")
-    assert events == ["sends 1", "x1", "sends 2", "sends 3", "x3", "sends 4"]
-    assert not errors
-
-
 def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(source: object, target: object) -> None:
         raise PermissionError(1, "no links here")
