@@ -1,6 +1,6 @@
 """Checkpoints of a job on several nodes: each node sends its shards straight to the store.
 
-Every rank writes its shard on its own machine. Its node uploads it at once, next to the others,
+Every rank writes its shard on its own machine. A node other than 0 uploads its own at once,
 
     {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/tensors-00001.safetensors
 
