@@ -159,8 +159,8 @@ STRICT = Option(
 )
 POOL = Option(
     label="Work pool for GPU stages",
-    help="Work pool whose workers run the GPU stages, such as gpu; with none the run's own "
-    "process does.",
+    help="Work pool whose workers run the GPU stages, such as gpu; none means the run's own "
+    "process.",
     group="placement",
     # See check_gpu_pool.
     rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},

@@ -202,7 +202,7 @@ def make_app(asked: str | None = None) -> "App":
             help=_unwrap(function.__doc__ or ""),
             usage=None
             if usage is None
-            else f"Usage: nanochat {asked if alone else command.name} {usage}\n",
+            else f"Usage: nanochat {asked if alone else command.name} {usage}",
         )
     return app
 

@@ -1,7 +1,7 @@
 """The artifacts on Prefect's page of a whole run: plan, artifacts, scores, report card.
 
-Each has a sentence that says what it is. A `BackgroundWriter` writes everything in the background;
-a failure to write is logged only.
+Each has a sentence, a short one: Prefect's cards show some 35 letters of it. A `BackgroundWriter`
+writes everything in the background; a failure to write is logged only.
 """
 
 import shlex
@@ -34,24 +34,24 @@ class RunPages:
 
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
-        text = f"What the run does with each stage, and why: {totals(plan)['summary']}."
+        text = f"What each stage does, and why: {totals(plan)['summary']}."
         rows = table((item, item.stage.name) for item in plan.stages).tree()
         self._writer.show("plan", "table", rows, about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
         """Show the results so far: addresses and commands for them, and scores if there are any."""
         text = artifacts_text(self._run, built, self._store.url)
-        about = "What the run has made, and the commands that fetch it and talk to the model."
+        about = "What was made, and how to use it."
         self._writer.show("artifacts", "markdown", text, about=about)
         if rows := score_table(built).tree():
-            about = "What each model scores, with 95 % intervals."
+            about = "What each model scores."
             self._writer.show("scores", "table", rows, about=about)
 
     def show_report(self, text: str) -> None:
         """Show the report card, unless it is too long."""
         # A longer card is still in the store, and `nanochat report` shows it.
         if len(text.encode()) <= MAX_TEXT:
-            about = "What was trained, how well it does, and how to make it again."
+            about = "What was trained, and how well."
             self._writer.show("report-card", "markdown", text, about=about)
 
     def close(self) -> None:
