@@ -22,6 +22,13 @@ HEADINGS = ["## Context", "## Decision", "## Status", "## Consequences"]
 ROOT_PAGES = [ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")]
 
 
+# What was run, where and when belongs to docs/verification.
+LAB_NOTE = re.compile(
+    r"\b(busy|idle) machine|\bon 20\d\d-|\bload of \d|\bseed \d+, ", re.IGNORECASE
+)
+MAX_WORDS = 33_000  # of guides and concepts
+
+
 def reference(name: str) -> str:
     return (DOCS / "reference" / name).read_text()
 
@@ -94,3 +101,10 @@ def test_the_version_has_a_section_in_the_changelog_and_is_the_one_to_cite() -> 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\n## {version} - 20" in (ROOT / "CHANGELOG.md").read_text()
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_guides_and_concepts_are_short_and_have_no_lab_notes() -> None:
+    paths = [*(DOCS / "guides").glob("*.md"), *(DOCS / "concepts").glob("*.md")]
+    pages = {path.name: path.read_text() for path in paths}
+    assert sum(len(text.split()) for text in pages.values()) <= MAX_WORDS
+    assert {name: found for name, text in pages.items() if (found := LAB_NOTE.findall(text))} == {}
