@@ -57,7 +57,7 @@ class Resources:
     eval_every_steps: int  # between validations in training; 0: only at the start and the end
     dollars_per_hour: float = 0.0  # price of the whole placement, for estimates and reports
     save_every_steps: int = 0  # also a checkpoint after this many steps; 0: by time alone
-    keep_checkpoints: int = 2  # the newest ones to keep on this machine, besides the best
+    keep_checkpoints: int = 2  # the newest ones to keep on this machine
     hang_seconds: float = 600.0  # end the job after this long without a heartbeat of any rank
     grace_seconds: float = 25.0  # from a stop signal until the ranks are killed
     retry_smaller_batch: bool = True  # out of memory: start again with half the device batch

@@ -38,7 +38,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tenso
     The statistics (log-sum-exp per query) are what the backward pass needs.
     """
     out, stats = _empty_outputs(q)
-    plan = _forward_plan(_layout(q), _layout(k), _layout(v), q.dtype, window)
+    plan = _forward_plan(_layouts(q, k, v, out, stats), q.dtype, window)
     plan.run(q, k, v, out, stats)
     return out, stats
 
@@ -56,9 +56,7 @@ def backward(
     if grad.stride(-1) != 1:  # any other order of its dimensions is described by strides
         grad = grad.contiguous()
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    plan = _backward_plan(
-        _layout(q), _layout(k), _layout(v), _layout(out), _layout(grad), q.dtype, window
-    )
+    plan = _backward_plan(_layouts(q, k, v, out, grad, stats), q.dtype, window)
     plan.run(q, k, v, out, grad, stats, *gradients)
     return gradients
 
@@ -104,36 +102,28 @@ class _Plan:
 
 
 @lru_cache(maxsize=32)
-def _forward_plan(q: Layout, k: Layout, v: Layout, dtype: torch.dtype, window: int) -> _Plan:
+def _forward_plan(layouts: tuple[Layout, ...], dtype: torch.dtype, window: int) -> _Plan:
     graph = _graph(dtype)
-    inputs = [_tensor(graph, layout, dtype) for layout in (q, k, v)]
-    out, stats = graph.sdpa(
-        **dict(zip("qkv", inputs, strict=True)),
-        name="attention",
-        generate_stats=True,
-        **_band(q, window),
-    )
-    _set_output(out, _output_layout(q[0]))
-    _set_output(stats, _contiguous((*q[0][:3], 1))).set_data_type(frontend().data_type.FLOAT)
-    return _Plan(graph, [*inputs, out, stats])
+    *inputs, out_layout, stats_layout = layouts
+    q, k, v = (_tensor(graph, layout, dtype) for layout in inputs)
+    options = {"name": "attention", "generate_stats": True, **_band(layouts[0], window)}
+    out, stats = graph.sdpa(q=q, k=k, v=v, **options)
+    _set_output(out, out_layout)
+    _set_output(stats, stats_layout).set_data_type(frontend().data_type.FLOAT)
+    return _Plan(graph, [q, k, v, out, stats])
 
 
 @lru_cache(maxsize=32)
-def _backward_plan(
-    q: Layout, k: Layout, v: Layout, out: Layout, grad: Layout, dtype: torch.dtype, window: int
-) -> _Plan:
+def _backward_plan(layouts: tuple[Layout, ...], dtype: torch.dtype, window: int) -> _Plan:
     graph = _graph(dtype)
-    inputs = [_tensor(graph, layout, dtype) for layout in (q, k, v, out, grad)]
-    stats = _tensor(graph, _contiguous((*q[0][:3], 1)), torch.float32)
-    gradients = graph.sdpa_backward(
-        **dict(zip(("q", "k", "v", "o", "dO"), inputs, strict=True)),
-        stats=stats,
-        name="attention_backward",
-        **_band(q, window),
-    )
-    for gradient, layout in zip(gradients, (q, k, v), strict=True):
+    *inputs, stats_layout = layouts
+    q, k, v, out, grad = (_tensor(graph, layout, dtype) for layout in inputs)
+    stats = _tensor(graph, stats_layout, torch.float32)
+    options = {"name": "attention_backward", **_band(layouts[0], window)}
+    gradients = graph.sdpa_backward(q=q, k=k, v=v, o=out, dO=grad, stats=stats, **options)
+    for gradient, layout in zip(gradients, layouts[:3], strict=True):
         _set_output(gradient, layout)
-    return _Plan(graph, [*inputs, stats, *gradients])
+    return _Plan(graph, [q, k, v, out, grad, stats, *gradients])
 
 
 def _band(q: Layout, window: int) -> dict[str, Any]:
@@ -177,8 +167,8 @@ def _set_output(tensor: Any, layout: Layout) -> Any:
     return tensor.set_output(True).set_dim(list(layout[0])).set_stride(list(layout[1]))
 
 
-def _layout(tensor: Tensor) -> Layout:
-    return tuple(tensor.shape), tuple(tensor.stride())
+def _layouts(*tensors: Tensor) -> tuple[Layout, ...]:
+    return tuple((tuple(tensor.shape), tuple(tensor.stride())) for tensor in tensors)
 
 
 def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,14 +176,3 @@ def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     # Laid out as (B, T, H, D) in memory, so that the heads can be joined without a copy.
     out = q.new_empty(rows, length, heads, head_dim).transpose(1, 2)
     return out, q.new_empty(rows, heads, length, 1, dtype=torch.float32)
-
-
-def _output_layout(shape: tuple[int, ...]) -> Layout:
-    _, heads, length, head_dim = shape
-    # The strides of `_empty_outputs`: memory order (B, T, H, D) seen as (B, H, T, D).
-    return shape, (length * heads * head_dim, head_dim, heads * head_dim, 1)
-
-
-def _contiguous(shape: tuple[int, ...]) -> Layout:
-    _, heads, length, width = shape
-    return shape, (heads * length * width, length * width, width, 1)

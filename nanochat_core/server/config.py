@@ -1,4 +1,4 @@
-"""The server's limits and rules. Both command lines take their defaults from here, so this imports
+"""The server's limits and rules. The command line takes its defaults from here, so this imports
 nothing slow.
 """
 

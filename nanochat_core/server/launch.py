@@ -1,6 +1,5 @@
 """Prepares a server: a model directory's pool, the listening socket, limits, hosts and keys."""
 
-import os
 import resource
 import socket
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from nanochat_core.data.processes import usable_cores
 from nanochat_core.errors import ConfigError, ModelError, reason_of
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.ipc import Spec
@@ -66,7 +66,7 @@ def make_specs(directory: Path, engines: Engines) -> Sequence[Spec]:
     kind = "cuda" if gpus else "cpu"
     # On a CPU no core is kept for the HTTP process: it needs little, and a thread of the kernels
     # that it preempts holds the others up no longer than the piece of work that it has taken.
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, usable_cores() // workers)
     return [
         Spec(
             maker=engines.maker,
@@ -125,7 +125,7 @@ def make_rules(
     allow_origin: Sequence[str],
     **limits: Any,
 ) -> ServerConfig:
-    """Return the rules of a server on `host`, from both command lines' options; `limits` are fields
+    """Return the rules of a server on `host`, from the command line's options; `limits` are fields
     of ServerConfig. Raises ConfigError."""
     return ServerConfig(
         keys=read_keys(key_file) if key_file else (),

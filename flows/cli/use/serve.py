@@ -100,9 +100,9 @@ def serve(
     gpus = count_gpus() if gpus is None else gpus
     # Imported after the model is open: FastAPI and the engine take seconds to load.
     directory = open_named_model(where, model)
-    from nanochat_core.server.__main__ import Newer
-    from nanochat_core.server.__main__ import serve as serve_directory
     from nanochat_core.server.launch import Engines, make_rules
+    from nanochat_core.server.serve import Newer
+    from nanochat_core.server.serve import serve as serve_directory
 
     serve_directory(
         directory,

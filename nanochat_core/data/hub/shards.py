@@ -31,24 +31,18 @@ def fetch_shards(
     Files in the Hub client's cache are reused. A shard has the Hub's exact bytes, unless some of
     its documents are blank: then it is rewritten without them.
     Raises ConfigError for more shards than the dataset has, DataError if one cannot be downloaded
-    or read, or if the repository has fewer than expected.
+    or read, or if the repository lacks one of them.
     """
     dataset, revision = _open_dataset(config)
     commit, files = list_files(dataset.repository, revision, ["shard_*.parquet"])
     by_path = {file.path: file for file in files}
-    if len(files) < dataset.num_shards:
-        raise DataError(
-            f"{dataset.repository} has {len(files)} shards at commit {commit[:12]}, "
-            f"{dataset.num_shards} are expected",
-            hint="choose another commit with --set shards.revision=COMMIT",
-        )
     # The dataset's last shard is validation, whatever the number of training shards.
     numbers = [*range(config.num_shards), dataset.num_shards - 1]
     names = [shard_name(number) for number in numbers]
     if missing := [name for name in names if name not in by_path]:
         raise DataError(
-            f"{dataset.repository} has no file {missing[0]} at commit {commit[:12]}, "
-            f"though {len(files)} shards",
+            f"{dataset.repository} has no file {missing[0]} at commit {commit[:12]}: it has "
+            f"{len(files)} shards, {dataset.num_shards} are expected",
             hint="choose another commit with --set shards.revision=COMMIT",
         )
     wanted = [by_path[name] for name in names]

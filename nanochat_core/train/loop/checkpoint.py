@@ -4,7 +4,6 @@
     step-0000200/tensors-00000.json          its size and sha256, until they are in COMMIT.json
     step-0000200/COMMIT.json                 written last, by rank 0, when every file is complete
     damaged-step-0000100/                    unreadable, or saved while losses exploded: for people
-    best.json                                {"step", "value"}: the checkpoint of best validation
 
 COMMIT.json names every file with its size and sha256, the step and the loop's own state. A
 directory without it is no checkpoint yet. One whose files differ from it is renamed to damaged-...,
@@ -34,7 +33,6 @@ from nanochat_core.errors import ModelError
 from nanochat_core.job import CHECKPOINT_FORMAT as FORMAT
 from nanochat_core.job import check_checkpoints, sync_directory, write_json
 
-BEST = "best.json"
 _COMMIT = "COMMIT.json"
 _DAMAGED = "damaged-"
 _CHUNK = 2**18  # bytes
@@ -172,17 +170,15 @@ def clear(root: Path, step: int) -> Path:
 
 
 def prune(root: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints and the best. Call it after a commit.
+    """Remove all but the newest `keep` checkpoints. Call it after a commit.
 
     What a killed save left of an earlier step is removed too.
     """
     # Steps have seven digits, so the order of names is that of steps.
     committed = [path.parent for path in sorted(root.glob(f"step-*/{_COMMIT}"))]
-    best = find_best(root)
-    kept = {*committed[-keep:], *([directory_of(root, best[0])] if best else [])}
     for old in root.glob("step-*"):
         # What is newer than the last commit is a save that is being written.
-        if old not in kept and old < committed[-1]:
+        if old not in committed[-keep:] and old < committed[-1]:
             (old / _COMMIT).unlink(missing_ok=True)
             # Another machine's part of a save that was given up may arrive in it just now: what
             # cannot be removed is removed next time.
@@ -200,22 +196,6 @@ def set_aside_after(root: Path, step: int) -> None:
     for path in list(root.glob(f"step-*/{_COMMIT}")):
         if _step_of(path.parent) > step:
             _set_aside(path.parent)
-
-
-def write_best(root: Path, step: int, value: float) -> None:
-    """Record the checkpoint of the best validation so far."""
-    write_json(root / BEST, {"format": FORMAT, "step": step, "value": value})
-
-
-def find_best(root: Path) -> tuple[int, float] | None:
-    """Return step and value of the best validation, None without one or if its files are gone."""
-    try:
-        tree = json.loads((root / BEST).read_text(encoding="utf-8"))
-        step, value = int(tree["step"]), float(tree["value"])
-        exists = tree["format"] == FORMAT and (directory_of(root, step) / _COMMIT).exists()
-        return (step, value) if exists else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def find_checkpoint(

@@ -31,12 +31,10 @@ from nanochat_core.train.loop.checkpoint import (
     CheckpointFacts,
     clear,
     commit,
-    find_best,
     find_checkpoint,
     newest_step,
     prune,
     set_aside_after,
-    write_best,
     write_pieces,
 )
 from nanochat_core.train.loop.metrics import TrainMetrics, broken
@@ -69,7 +67,6 @@ class Checkpointer:
         self.num_steps = 0  # of the whole run
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None  # by this execution
-        self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
         self._stopping = threading.Event()  # all ranks know that the job is to end
@@ -95,7 +92,6 @@ class Checkpointer:
             return 0, {}
         self._optimizer.load(found.read)
         self._metrics.resume(found.state, found.seconds)
-        self._resumed_step = found.step
         measured = self._metrics.state()
         own = {name: value for name, value in found.state.items() if name not in measured}
         return found.step, own
@@ -151,21 +147,6 @@ class Checkpointer:
         """Return whether the loop evaluates after `done` steps, other than at its two ends."""
         every = self._resources.eval_every_steps
         return every > 0 and done % every == 0 and 0 < done < self.num_steps
-
-    def record_validation(self, step: int, value: float) -> None:
-        """Record the validation of the state after `step`; a lower `value` is better.
-
-        Without effect if that state was not saved: best.json names a checkpoint.
-        """
-        if self._world.is_first and step in (self._saved_step, self._resumed_step):
-            best = find_best(self._root)
-            if best is None or value < best[1]:
-                write_best(self._root, step, value)
-
-    @property
-    def is_writing(self) -> bool:
-        """True while a save is being written."""
-        return self._writing is not None and not self._writing.ended
 
     def close(self) -> None:
         """Wait until the last save is committed. What follows is the end of the job."""

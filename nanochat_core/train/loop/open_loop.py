@@ -55,10 +55,9 @@ class Loop:
         self.progress.start(num_steps, step=start)
         return start, state
 
-    def record_validation(self, done: int, value: float, **scores: float) -> None:
-        """Report the scores of the state after `done` steps, of which a lower `value` is better."""
+    def record_validation(self, done: int, **scores: float) -> None:
+        """Report the scores of the state after `done` steps."""
         self.progress.eval(done, **scores)
-        self.checkpointer.record_validation(done, value)
         self.metrics.start_timer()  # or the next step would seem to take the evaluation's time
 
     def start_steps(self) -> None:

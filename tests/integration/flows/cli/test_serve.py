@@ -14,7 +14,6 @@ from flows.cli.app import main
 from flows.cli.options import StoreOptions
 from flows.cli.use.serve import Limits, newer_model
 from nanochat_core.server.config import ServerConfig
-from nanochat_core.server.options import make_parser
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -84,9 +83,6 @@ def test_a_directory_has_no_newer_one(tmp_path, capsys):
     assert "is a directory, which nothing replaces" in capsys.readouterr().err
 
 
-def test_both_commands_have_the_defaults_of_the_rules():
-    options = make_parser().parse_args(["model"])
+def test_the_command_has_the_defaults_of_the_rules():
     for name in ("max_waiting", "max_seconds", "overflow", "log"):
-        default = getattr(ServerConfig(), name)
-        assert getattr(Limits(), name) == default
-        assert getattr(options, name) == default
+        assert getattr(Limits(), name) == getattr(ServerConfig(), name)

@@ -12,9 +12,9 @@ import pytest
 
 from nanochat_core.engine.requests import EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
-from nanochat_core.server.__main__ import Newer, follow_newer, serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
+from nanochat_core.server.serve import Newer, follow_newer, serve
 from nanochat_core.server.workers.ipc import frame, pack_event, unpack_event
 from nanochat_core.server.workers.pool import ENGINE_PROCESS, AnswerStream, HangTimeouts, Worker
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER

@@ -15,11 +15,9 @@ from nanochat_core.train.loop.checkpoint import (
     CheckpointFacts,
     clear,
     commit,
-    find_best,
     find_checkpoint,
     newest_step,
     prune,
-    write_best,
     write_pieces,
 )
 
@@ -180,21 +178,11 @@ def test_damage_that_another_rank_found_counts_for_all(tmp_path):
     assert "another rank" in log[0]
 
 
-def test_the_newest_and_the_best_stay(tmp_path):
+def test_the_newest_stay(tmp_path):
     for step in range(1, 6):
         save(tmp_path, step, {"a": torch.ones(1)})
-        if step == 2:
-            write_best(tmp_path, 2, 0.5)
         prune(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == [
-        f"step-000000{step}" for step in (2, 4, 5)
-    ]
-    assert find_best(tmp_path) == (2, 0.5)
-    (tmp_path / "step-0000002" / "COMMIT.json").write_text("{}")
-    (tmp_path / "step-0000004" / "COMMIT.json").write_text("{}")
-    (tmp_path / "step-0000005" / "COMMIT.json").write_text("{}")
-    assert find_checkpoint(tmp_path, warn=lambda text: None) is None
-    assert find_best(tmp_path) is None  # else nothing would be better than what is gone
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-0000004", "step-0000005"]
 
 
 def test_what_the_disk_gives_back_otherwise_is_not_committed(tmp_path, monkeypatch):

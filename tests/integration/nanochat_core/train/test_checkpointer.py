@@ -18,7 +18,6 @@ from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress, read_events
 from nanochat_core.train.loop import checkpointer as checkpointer_module
-from nanochat_core.train.loop.checkpoint import find_best
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
 from tests.support.nanochat_core.train.fixtures import worker_signals
@@ -175,22 +174,12 @@ def test_the_cadence_is_by_time_and_by_steps(job, resources, kept):
 
 def test_a_loop_that_evaluates_has_saved_before(job):
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=2), Owner())
-    scores = {
-        2: 0.8,
-        3: 0.1,
-        4: 0.9,
-        6: 1.0,
-        8: 1.0,
-    }  # step 3 is not saved, those after 2 no better
     for done in range(1, 9):
         assert checkpointer.is_to_validate(done) == (done % 2 == 0)
         assert checkpointer.is_due(done) == (done in (1, 2, 4, 6, 8))
         save_if_due(checkpointer, done)
-        if done in scores:
-            checkpointer.record_validation(done, scores[done])
     checkpointer.close()
-    assert find_best(job.checkpoints) == (2, 0.8)
-    assert steps_in(job) == [2, 6, 8]
+    assert steps_in(job) == [6, 8]
 
 
 def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job):
@@ -198,17 +187,6 @@ def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job):
     assert [done for done in range(10) if checkpointer.is_to_validate(done)] == [3, 6]
     never, _ = make_checkpointer(job, Owner())
     assert not any(never.is_to_validate(done) for done in range(10))
-
-
-def test_a_state_that_was_resumed_may_be_the_best(job):
-    """It was saved before the job was killed, evaluating."""
-    checkpointer, _ = make_checkpointer(job, Owner())
-    save_if_due(checkpointer, 9)
-    checkpointer.close()
-    again, _ = make_checkpointer(job, Owner())
-    assert again.resume(9)[0] == 9
-    again.record_validation(9, 0.5)
-    assert find_best(job.checkpoints) == (9, 0.5)
 
 
 def test_sigterm_saves_this_step_before_the_job_ends(job):

@@ -16,7 +16,7 @@ from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
 from nanochat_core.train.loop import open_loop
-from nanochat_core.train.loop.checkpoint import find_best, newest_step, write_best
+from nanochat_core.train.loop.checkpoint import newest_step
 from nanochat_core.train.loop.lineage import FILE
 from nanochat_core.train.loop.metrics import TrainMetrics
 from tests.support.nanochat_core.train.fixtures import are_even
@@ -62,7 +62,6 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     assert steps == reported(bench, whole)
     assert bench.values(parts, "eval") == bench.values(whole, "eval")
     assert list(bench.values(parts, "eval"))[:2] == [0, saved]
-    assert find_best(parts.checkpoints) == find_best(whole.checkpoints) is not None
     assert stage != "rl" or all(values["useful_share"] > 0 for values in steps.values())
     assert bench.has_resumed(parts)
 
@@ -106,18 +105,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over(bench):
     assert any("damaged" in text for text in bench.messages(parts))
 
 
-def test_the_best_state_is_taken_as_the_docs_say(bench, tmp_path, monkeypatch):
+def test_an_earlier_state_is_taken_as_the_docs_say(bench, tmp_path, monkeypatch):
     """The model has the score that the state had."""
     job, _ = bench.done("pretrain", eval_every_steps=2)
-    write_best(job.checkpoints, 4, 0.0)  # of so short a run it is the last
     text = (Path(__file__).parents[4] / "docs/concepts/jobs.md").read_text(encoding="utf-8")
     code = text.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(code.replace("path/to/job.json", str(job.write())), {})
     found = bits_per_byte(
-        load_model(tmp_path / "best", torch.device("cpu")),
+        load_model(tmp_path / "earlier", torch.device("cpu")),
         Rows.open(bench.data["rows"], "val"),
-        Tokenizer.load(tmp_path / "best" / "tokenizer").token_bytes(),
+        Tokenizer.load(tmp_path / "earlier" / "tokenizer").token_bytes(),
         num_tokens=job.config["pretrain"]["eval_tokens"],
         batch_size=4,
         world=ALONE,

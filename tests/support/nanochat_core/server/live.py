@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from nanochat_core.server.__main__ import Server
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines, make_specs, open_port
 from nanochat_core.server.metrics import Metrics
+from nanochat_core.server.serve import Server
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import httpx
 
-from nanochat_core.server.__main__ import serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import TimedProtocol
 from nanochat_core.server.launch import Engines, trusted_hosts
+from nanochat_core.server.serve import serve
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import FAKE, PATIENCE, wait_until
 

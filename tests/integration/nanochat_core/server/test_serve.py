@@ -11,9 +11,11 @@ import httpx
 import pytest
 
 from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.checkpoint import load_model
-from nanochat_core.server.__main__ import main
-from nanochat_core.server.launch import open_port
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.launch import MAKER, Engines, open_port
+from nanochat_core.server.serve import serve
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 from tests.support.nanochat_core.server.live import (
@@ -28,19 +30,24 @@ from tests.support.nanochat_core.server.live import (
 pytestmark = pytest.mark.torch
 
 
-# The program, with engine processes that have no model and so need not import torch.
-WITHOUT_MODEL = f"""
-import functools, sys
-from nanochat_core.server import __main__ as program
-program.Engines = functools.partial(program.Engines, maker={FAKE!r})
-sys.exit(program.main(sys.argv[1:]))
+PROGRAM = """
+import sys
+from pathlib import Path
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.launch import Engines
+from nanochat_core.server.serve import serve
+
+directory = Path(sys.argv[1])
+engines, rules = Engines(maker=sys.argv[2]), ServerConfig(log=sys.argv[3])
+where = {"host": "127.0.0.1", "port": 0}
+serve(directory, name=directory.name, engines=engines, rules=rules, **where)
 """
 
 
 @contextlib.contextmanager
-def started(directory, *options, program=("-m", "nanochat_core.server")):
-    """A server in a process, and its URL."""
-    command = [sys.executable, *program, str(directory), "--port", "0", *options]
+def started(directory, *, maker=MAKER, log="access"):
+    """A server in a process, and its URL. With FAKE engines have no model, and import no torch."""
+    command = [sys.executable, "-c", PROGRAM, str(directory), maker, log]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
@@ -52,31 +59,30 @@ def started(directory, *options, program=("-m", "nanochat_core.server")):
             server.kill()
 
 
-def test_what_is_no_model_is_refused_in_two_lines(tmp_path, capsys, model_dir):
+def refused(directory, kind, match, *, host="127.0.0.1", port=0):
+    with pytest.raises(kind, match=match) as error:
+        serve(directory, name="it", host=host, port=port, engines=Engines(), rules=ServerConfig())
+    return error.value.hint
+
+
+def test_what_is_no_model_is_refused(tmp_path, model_dir):
     (tmp_path / "tokenizer").mkdir()
     Tokenizer.load(model_dir / "tokenizer").save(tmp_path / "tokenizer")
-    assert main([str(tmp_path), "--port", "0"]) == 1
-    error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: {tmp_path} is not a model: it has no config.json"
-    assert hint.startswith("hint: ")
+    assert refused(tmp_path, ModelError, f"^{tmp_path} is not a model: it has no config.json$")
 
 
-def test_a_taken_port_is_refused_before_the_model_is_read(tmp_path, capsys):
+def test_a_taken_port_is_refused_before_the_model_is_read(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert main([str(tmp_path), "--port", str(port)]) == 1
-    error, hint = capsys.readouterr().err.splitlines()
-    assert error == f"error: cannot listen on 127.0.0.1 port {port}: address already in use"
-    assert "--port" in hint
+        match = f"^cannot listen on 127.0.0.1 port {port}: address already in use$"
+        assert "--port" in refused(tmp_path, ConfigError, match, port=port)
 
 
 @pytest.mark.parametrize(
-    "where",
-    [["--port", "70000"], *(["--host", host, "--port", "0"] for host in ("192.0.2.1", "a..b"))],
+    ("host", "port"), [("127.0.0.1", 70000), *((host, 0) for host in ("192.0.2.1", "a..b"))]
 )
-def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
-    assert main([str(tmp_path), *where]) == 1
-    assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)
+def test_an_address_that_cannot_be_is_refused(tmp_path, host, port):
+    assert refused(tmp_path, ConfigError, "^(cannot listen on|port is)", host=host, port=port)
 
 
 async def accepted_option(level, option):
@@ -100,7 +106,7 @@ def test_an_accepted_connection_sends_each_answer_at_once():
 @pytest.fixture(scope="module")
 def url(model_dir):
     """Of a server for the tests that leave it as it was; Ctrl-C then ends it without a word."""
-    with started(model_dir, "--log", "none") as (server, found):
+    with started(model_dir, log="none") as (server, found):
         yield found
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=PATIENCE) == 0
@@ -172,7 +178,7 @@ def test_log_probabilities_and_stop_strings_come_from_the_model(url):
 
 def test_a_signal_lets_answers_under_way_finish(model_dir):
     with (
-        started(model_dir, program=("-c", WITHOUT_MODEL)) as (server, url),
+        started(model_dir, maker=FAKE) as (server, url),
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         with http.stream("POST", "/chat/completions", json=body("long", max_tokens=300)) as answer:
@@ -186,7 +192,7 @@ def test_a_signal_lets_answers_under_way_finish(model_dir):
 
 
 def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
-    with started(model_dir, program=("-c", WITHOUT_MODEL)) as (server, url):
+    with started(model_dir, maker=FAKE) as (server, url):
         httpx.get(f"{url}/health", timeout=PATIENCE)
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert children

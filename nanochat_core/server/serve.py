@@ -1,4 +1,4 @@
-"""Serves one model: `python -m nanochat_core.server MODEL_DIR [--port 8000] [--host 127.0.0.1]`."""
+"""Serve one model until the process is asked to stop: what `nanochat serve` runs."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,8 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import TimedProtocol
-from nanochat_core.server.launch import (
-    Engines,
-    allow_connections,
-    make_pool,
-    make_rules,
-    open_port,
-)
+from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.options import make_parser
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
 
@@ -69,27 +62,6 @@ class Server(uvicorn.Server):
         cut = loop.call_later(self._service.rules.drain_seconds, self._service.fail_all, why)
         await super().shutdown(sockets)
         cut.cancel()
-
-
-def main(arguments: list[str]) -> int:
-    """Serve until stopped; returns the exit code."""
-    options = vars(make_parser().parse_args(arguments))
-    model, host, port = (options.pop(name) for name in ("model", "host", "port"))
-    engines = {name: options.pop(name) for name in ("device", "workers", "precision", "num_slots")}
-    try:
-        serve(
-            model,
-            name=model.resolve().name,
-            host=host,
-            port=port,
-            engines=Engines(**engines),
-            rules=make_rules(host, **options),
-        )
-    except NanochatError as error:
-        hint = f"hint: {error.hint}\n" if error.hint else ""
-        sys.stderr.write(f"error: {error}\n{hint}")
-        return 1
-    return 0
 
 
 def serve(
@@ -186,7 +158,3 @@ def _log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     _LOG.handlers = [handler]
     _LOG.setLevel(logging.INFO)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
