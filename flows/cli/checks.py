@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
 from infra.prefect.access import ServerError, check_answers
-from infra.prefect.server import find_server, find_supervisor, shared_server
+from infra.prefect.server import adopt_password, find_server, find_supervisor, shared_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
@@ -305,15 +305,16 @@ def check_sandbox(found: Backend | str) -> Finding:
 
 def check_server(home: Path, *, shared: str | None) -> Finding:
     """Check that the shared Prefect server answers. None means a local one, started on demand."""
-    if shared is None:
-        server = find_server(home)
-        found = f"runs at {server.ui_url}" if server else "not running; `nanochat run` starts one"
-        return _ok("server", found)
+    server = find_server(home)
+    if shared is None and server is None:
+        return _ok("server", "not running; `nanochat run` starts one")
+    adopt_password(home)
+    api_url = shared or (server.api_url if server else "")
     try:
-        check_answers(shared)
+        check_answers(api_url)
     except ServerError as error:
         return _fail("server", str(error), error.hint)
-    return _ok("server", f"{shared} answers")
+    return _ok("server", f"{api_url} answers")
 
 
 def check_workers(home: Path) -> Finding:

@@ -161,6 +161,6 @@ def check_answers(api_url: str) -> None:
     if not admits(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
-            hint="a server that has just been started needs some ten seconds; without "
-            "PREFECT_API_URL a local one is used and started by itself",
+            hint="it needs some ten seconds to start; `nanochat down` ends a local one that hangs; "
+            "without PREFECT_API_URL a local one is used and started by itself",
         )
