@@ -46,7 +46,7 @@ SIDES = {
     "cpu": ("native:fp32", "native:bf16", "native:int8", "torch:fp32", "torch:bf16"),
     "cuda": ("graphs:bf16", "triton:bf16", "torch:bf16"),
 }
-RUNNERS = {"native": "native", "torch": "torch", "graphs": "cuda graphs", "triton": "triton"}
+RUNNERS = {name: name for name in ("native", "amx", "torch", "triton")} | {"graphs": "cuda graphs"}
 PEER_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 EVALUATED = {"cpu": "ratio_rest_cpu", "cuda": "ratio_rest"}
 TOP_K = 50

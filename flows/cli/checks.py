@@ -270,8 +270,8 @@ def list_speeds(found: Iterable[tuple[measured.Case, measured.Seconds]]) -> Iter
     """Yield what precision "auto" takes on this CPU, for each measurement in the user's cache."""
     is_measured = False
     for case, seconds in found:
-        is_measured = True
-        text = f"{measured.fastest(seconds)} for {case}: {measured.describe(seconds)}"
+        is_measured, best = True, measured.fastest(seconds)
+        text = f"{best} for {case}: {measured.describe(seconds, best)}"
         yield _ok("answers", text)
     if not is_measured:
         yield _ok("answers", "not measured yet; `nanochat chat` and `serve` do it in 0.1 s")

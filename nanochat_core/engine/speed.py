@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,7 +31,8 @@ NEVER = -1  # no token
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a number of a matrix
 # Of `time_sides`: CPU seconds after which no further step is begun, tokens of an answer in a round,
 # and how many times the fastest side's time excludes a side from further rounds.
-SIDES_SECONDS, SIDES_TOKENS, TOO_SLOW = 0.1, 3, 3.0
+SIDES_SECONDS, SIDES_TOKENS, TOO_SLOW = 0.035, 2, 3.0
+SIDES_PARAMS = 2**23  # 34 MB in fp32: more than caches nearer than the third level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +177,24 @@ def time_sides(sides: Mapping[str, Runner], *, answers: int) -> dict[str, float]
         number += 1
     torch.set_num_threads(threads)
     return best
+
+
+@torch.no_grad()
+def reduced(model: GPT) -> GPT:
+    """Return a model to time sides with: of the same layers, but only as many of them, and of the
+    vocabulary in proportion, as have SIDES_PARAMS parameters, at least one; weights are random."""
+    config = model.config
+    whole = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
+    depth = min(config.depth, max(1, config.depth * SIDES_PARAMS // whole))
+    vocab = -(-config.vocab_size * depth // config.depth)
+    small = GPT(
+        replace(config, depth=depth, vocab_size=vocab, windows=config.windows[-depth:]),
+        model.numerics,
+    )
+    generator = torch.Generator().manual_seed(1)
+    for parameter in small.parameters():
+        parameter.uniform_(-0.1, 0.1, generator=generator)  # equal logits would be slow to rank
+    return small.eval()
 
 
 def wait_for_gpu() -> None:

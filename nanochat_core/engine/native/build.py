@@ -2,10 +2,20 @@
 
 import ctypes
 import dataclasses
+import os
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from nanochat_core.runtime.hardware import cpp_library
 
+Tiles: TypeAlias = Literal["none", "amx", "emulated"]
+
+AMX = frozenset(["amx_tile", "amx_bf16", "amx_int8"])  # flags of a processor that has the tiles
+TILE_FLAGS: dict[Tiles, tuple[str, ...]] = {
+    "none": (),
+    "amx": ("-DNF_TILES", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "emulated": ("-DNF_TILES", "-DNF_EMULATED"),
+}
 _INT32, _INT64, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 LIBRARY = cpp_library.Library(
     folder=Path(__file__).parent,
@@ -19,9 +29,11 @@ LIBRARY = cpp_library.Library(
         "kernels_simd.h",
         "kernels_spec.h",
         "kernels_threads.h",
+        "kernels_tiles.h",
     ),
     needed_flags=frozenset(["avx2", "fma"]),  # and AVX-512 where there is all that it needs
     functions=(
+        ("nf_request_tiles", ctypes.c_int, ()),
         ("nf_open", _POINTER, (_POINTER, _POINTER)),
         ("nf_close", None, (_POINTER,)),
         ("nf_read", None, (_POINTER, _INT32, *(_POINTER,) * 4, _INT32, _POINTER, _POINTER)),
@@ -39,9 +51,17 @@ def unable_here(flags: frozenset[str] | None = None) -> str | None:
     return LIBRARY.unable_here(flags)
 
 
-def load_kernels(form: int, cache: Path | None = None) -> ctypes.CDLL:
+def load_kernels(form: int, cache: Path | None = None, *, tiles: Tiles = "none") -> ctypes.CDLL:
     """Load or build the kernels of a form of numbers, by its place in weights.py's FORMS.
 
-    See `Library.load`. Raises cpp_library.Unavailable.
+    tiles: what multiplies matrices; "emulated" computes as AMX on any processor, and slowly. See
+    `Library.load`. Raises cpp_library.Unavailable.
     """
-    return dataclasses.replace(LIBRARY, flags=(*LIBRARY.flags, f"-DNF_FORM={form}")).load(cache)
+    library = dataclasses.replace(
+        LIBRARY,
+        flags=(*LIBRARY.flags, f"-DNF_FORM={form}", *TILE_FLAGS[tiles]),
+        needed_flags=LIBRARY.needed_flags | (AMX if tiles == "amx" else frozenset()),
+    ).load(cache)
+    if tiles != "none" and (error := library.nf_request_tiles()):
+        raise cpp_library.Unavailable(f"Linux does not permit AMX: {os.strerror(error)}")
+    return library

@@ -46,6 +46,15 @@ void take_token(const Spec& s, int slot, int token, int limit) {
 // What a pass is called with is checked by the caller; nothing here fails but `nf_open`.
 extern "C" {
 
+// Asks the system for AMX's registers, for all threads of the process; 0, or an error number.
+int nf_request_tiles() {
+#ifdef NF_TILES
+  return request_tiles();
+#else
+  return 0;
+#endif
+}
+
 // Null: there is too little memory, or, with `*unsound`, the counts do not fit the arrays.
 void* nf_open(const Spec* spec, int32_t* unsound) {
   *unsound = spec->form != NF_FORM || !is_sound(*spec, Form::DEPTH, Kept::DEPTH);

@@ -1,12 +1,16 @@
 // Products of a few to a few hundred rows with a packed matrix.
 //
 // A matrix of N outputs and K inputs is kept as panels of 16 outputs, [N/16][K/DEPTH][16][DEPTH]:
-// one 64-byte load is one step of 16 outputs, and serves up to 6 rows from registers.
+// one 64-byte load is one step of 16 outputs, and serves up to 6 rows from registers. 16 steps of a
+// panel are a register of AMX as they lie: with NF_TILES it multiplies up to 32 rows at a time.
 #pragma once
 
 #include <algorithm>
 
 #include "kernels_simd.h"
+#ifdef NF_TILES
+#include "kernels_tiles.h"
+#endif
 
 constexpr int MAX_TILE_ROWS = 6, MAX_TILE_PANELS = 8;
 constexpr size_t NEAR = 1 << 16;  // words, a quarter of a second-level cache of 1 MB
@@ -108,10 +112,112 @@ struct Activations {
   int zero;
 };
 
+// A row's sum of 16 outputs from `at` on as floats.
+template <class Form>
+static inline Floats scaled(const Matrix& m, const Activations& a, int row, int at, Ints sum) {
+  if constexpr (Form::DEPTH < 4) {
+    return as_floats(sum);
+  } else {
+    const Ints shift = mul_ints(load_ints(m.sums + at), splat_int(a.zero));
+    return to_floats(sub_ints(sum, shift)) * (load(m.scales + at) * splat(a.scales[row]));
+  }
+}
+
+#ifdef NF_TILES
+
+constexpr int TILE = 16;  // rows of a register of AMX, and its words in a row
+
+// Registers 0..3: sums of two blocks of rows and two panels; 4 and 5: rows; 6 and 7: panels.
+static inline void set_tiles(int rows) {
+  TileShapes shapes;
+  for (int i = 0; i < 8; ++i) {
+    const int block = i < 4 ? i / 2 : i - 4;
+    shapes.rows[i] = i >= 6 ? TILE : std::clamp(rows - block * TILE, 0, TILE);
+    shapes.row_bytes[i] = shapes.rows[i] ? 64 : 0;
+  }
+  set_tile_shapes(shapes);
+}
+
+template <class Form, int SUM, int A, int B>
+static inline void tile_products() {
+  if constexpr (Form::DEPTH == 2) tile_bf16_products<SUM, A, B>();
+  else tile_int8_products<SUM, A, B>();
+}
+
+// sums[r][c]: R blocks of rows by C panels.
+template <class Form, int R, int C>
+static void tile_block(const int32_t* a, size_t lda, const int32_t* w, size_t panel_words,
+                       int steps, int32_t (*sums)[2][TILE][TILE]) {
+  tile_zero<0>();
+  if constexpr (C > 1) tile_zero<1>();
+  if constexpr (R > 1) tile_zero<2>();
+  if constexpr (R > 1 && C > 1) tile_zero<3>();
+  for (int k = 0; k < steps; k += TILE) {
+    tile_load<4>(a + k, lda * 4);
+    tile_load<6>(w + k * TILE, TILE * 4);
+    tile_products<Form, 0, 4, 6>();
+    if constexpr (C > 1) {
+      tile_load<7>(w + panel_words + k * TILE, TILE * 4);
+      tile_products<Form, 1, 4, 7>();
+    }
+    if constexpr (R > 1) {
+      tile_load<5>(a + TILE * lda + k, lda * 4);
+      tile_products<Form, 2, 5, 6>();
+      if constexpr (C > 1) tile_products<Form, 3, 5, 7>();
+    }
+  }
+  tile_store<0>(sums[0][0], TILE * 4);
+  if constexpr (C > 1) tile_store<1>(sums[0][1], TILE * 4);
+  if constexpr (R > 1) tile_store<2>(sums[1][0], TILE * 4);
+  if constexpr (R > 1 && C > 1) tile_store<3>(sums[1][1], TILE * 4);
+}
+
+// A matrix in bf16 whose inputs fill registers takes tiles for whatever rows, another never: a
+// row's bits depend on the matrix alone. Int8's sums are exact, and few rows are faster without.
+template <class Form>
+static inline bool takes_tiles(const Matrix& m, int num_rows) {
+  return Form::DEPTH > 1 && m.steps % TILE == 0 && (Form::DEPTH == 2 || num_rows >= TILE);
+}
+
+template <class Form, class Take>
+static void multiply_tiles(const Matrix& m, const Activations& a, int first_row, int num_rows,
+                           int first_panel, int num_panels, Take take) {
+  using Block = void (*)(const int32_t*, size_t, const int32_t*, size_t, int,
+                         int32_t (*)[2][TILE][TILE]);
+  constexpr Block BLOCKS[2][2] = {{tile_block<Form, 1, 1>, tile_block<Form, 1, 2>},
+                                  {tile_block<Form, 2, 1>, tile_block<Form, 2, 2>}};
+  const size_t panel_words = static_cast<size_t>(m.steps) * TILE;
+  alignas(64) int32_t sums[2][2][TILE][TILE];
+  int shaped = 0;
+  // Two panels stay in the cache while all rows pass.
+  for (int p = first_panel; p < first_panel + num_panels; p += 2) {
+    const int width = std::min(2, first_panel + num_panels - p);
+    for (int done = 0; done < num_rows; done += 2 * TILE) {
+      const int row = first_row + done, rows = std::min(2 * TILE, num_rows - done);
+      if (rows != shaped) set_tiles(shaped = rows);
+      BLOCKS[rows > TILE][width - 1](a.data + row * a.lda, a.lda, m.data + p * panel_words,
+                                     panel_words, m.steps, sums);
+      for (int r = 0; r < rows; ++r)
+        for (int c = 0; c < width; ++c)
+          take(row + r, p + c,
+               scaled<Form>(m, a, row + r, (p + c) * 16,
+                            load_ints(sums[r / TILE][c][r % TILE])));
+    }
+  }
+  release_tiles();
+}
+
+#endif
+
 // take(row, panel, 16 outputs) for rows first_row.. and panels first_panel.. .
 template <class Form, class Take>
 static void multiply(const Matrix& m, const Activations& a, int first_row, int num_rows,
                      int first_panel, int num_panels, Take take) {
+#ifdef NF_TILES
+  if constexpr (Form::DEPTH > 1)
+    if (takes_tiles<Form>(m, num_rows))
+      return multiply_tiles<Form>(m, a, first_row, num_rows, first_panel, num_panels, take);
+#endif
   const int blocks = (num_rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
   const size_t panel_words = static_cast<size_t>(m.steps) * 16;
   alignas(64) Ints sums[MAX_TILE_ROWS * 4];
@@ -130,17 +236,9 @@ static void multiply(const Matrix& m, const Activations& a, int first_row, int n
       TILES<Form>[rows - 1][log_width](a.data + row * a.lda, a.lda, panels, 16, m.steps,
                                        b == 0 ? ahead : 0, sums);
       for (int r = 0; r < rows; ++r)
-        for (int c = 0; c < width; ++c) {
-          Ints sum = sums[r * width + c];
-          Floats out = as_floats(sum);
-          if constexpr (Form::DEPTH == 4) {
-            const int at = (p + c) * 16;
-            const Ints shift = mul_ints(load_ints(m.sums + at), splat_int(a.zero));
-            const Floats scale = load(m.scales + at) * splat(a.scales[row + r]);
-            out = to_floats(sub_ints(sum, shift)) * scale;
-          }
-          take(row + r, p + c, out);
-        }
+        for (int c = 0; c < width; ++c)
+          take(row + r, p + c,
+               scaled<Form>(m, a, row + r, (p + c) * 16, sums[r * width + c]));
     }
     p += width;
   }

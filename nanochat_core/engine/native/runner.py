@@ -11,6 +11,9 @@ Precisions: "fp32" is the model's own arithmetic but for the order of sums; "bf1
 tables, keys and values in bf16 and everything else in fp32; "int8" has matrices in 8 bits with a
 scale for each output, and what they multiply in 8 bits with a scale for each token; the rest as in
 bf16. Pages hold 16 tokens.
+
+With `tiles` matrix products are AMX's. In bf16 these round otherwise than the vector kernels, so a
+matrix takes them for any number of rows or for none: see kernels_matrix.h.
 """
 
 import ctypes
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine.native.build import load_kernels
+from nanochat_core.engine.native.build import Tiles, load_kernels
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.native.weights import (
     FORMS,
@@ -96,14 +99,18 @@ class EngineSpec(ctypes.Structure):
     )
 
 
-def unable(model: GPT, precision: Precision, *, cache: Path | None = None) -> str | None:
+def unable(
+    model: GPT, precision: Precision, *, cache: Path | None = None, tiles: Tiles = "none"
+) -> str | None:
     """Return why this runner cannot run `model` here; None means that it can, and the kernels are
     built."""
     device = model.lm_head.weight.device
     if device.type != "cpu":
         return f"the model is on {device}, the kernels run on a CPU"
+    if precision == "fp32" and tiles != "none":
+        return "AMX multiplies bf16 and int8 only"
     try:
-        load_kernels(FORMS.index(precision), cache)
+        load_kernels(FORMS.index(precision), cache, tiles=tiles)
     except Unavailable as error:
         return str(error)
     return None
@@ -128,9 +135,10 @@ class NativeRunner(Runner):
         stop_tokens: Iterable[int],
         num_threads: int,
         cache: Path | None = None,
+        tiles: Tiles = "none",
     ) -> None:
-        """Load the kernels and pack the weights. `cache`: as in load_kernels. Raises Unavailable if
-        `unable` returns a reason."""
+        """Load the kernels and pack the weights. `cache` and `tiles`: as in load_kernels. Raises
+        Unavailable if `unable` returns a reason."""
         config = model.config
         assert capacity.page_size == PAGE_SIZE, f"pages of {capacity.page_size} tokens"
         super().__init__(
@@ -140,7 +148,7 @@ class NativeRunner(Runner):
             device=torch.device("cpu"),
         )
         num_slots = self.num_slots
-        self._library = load_kernels(FORMS.index(precision), cache)
+        self._library = load_kernels(FORMS.index(precision), cache, tiles=tiles)
         self._weights = NativeWeights(model, precision=precision, max_len=self.max_len)
         width = -(-self.max_len // PAGE_SIZE)
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in self.groups]

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,13 +19,14 @@ import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.kv_cache.pages import most_pages
+from nanochat_core.engine.native.build import Tiles
 from nanochat_core.engine.native.runner import NativeRunner, page_bytes, unable
 from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.runner import Capacity, PageGroup, Runner
 from nanochat_core.engine.runners import measured
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from nanochat_core.engine.speed import BYTES, SIDES_TOKENS, time_sides
+from nanochat_core.engine.speed import BYTES, SIDES_TOKENS, reduced, time_sides
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
@@ -35,24 +36,23 @@ from nanochat_core.runtime.versions import note_version
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("auto", "model", "fp32", "bf16", "int8")
-# The fastest first.
-RUNNERS = {"cpu": ("native", "torch"), "cuda": ("triton", "cuda graphs", "torch")}
+# The fastest first; but "amx", which is `native` with AMX, only by a measurement or its name.
+RUNNERS = {"cpu": ("native", "torch", "amx"), "cuda": ("triton", "cuda graphs", "torch")}
+TILES: dict[str, Tiles] = {"native": "none", "amx": "amx"}  # of the runners in compiled kernels
 TRIED = (9, 0)  # compute capability; from 8.0 on `triton` can be asked for
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 # Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
 PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
 AHEAD = 512  # tokens besides the window that a short window's pages hold for each sequence
-# What "auto" measures on a CPU: steps of at most so many answers, with a model of the same layers
-# but only as many of them, and of the vocabulary in proportion, as have so many parameters.
-MEASURED_ANSWERS, MEASURED_PARAMS = 32, 2**23
+MEASURED_ANSWERS = 32  # at most, of a step that "auto" measures on a CPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The runner chosen for a model, the reason, and its memory; shown, and stored with results."""
 
-    runner: str  # "native", "cuda graphs", "triton" or "torch"
+    runner: str  # "native", "amx", "cuda graphs", "triton" or "torch"
     precision: str  # "fp32", "bf16" or "int8"
     reason: str
     threads: int  # of the CPU
@@ -86,10 +86,11 @@ def choose_runner(
     """Return what `open_runner` would open, without allocating anything.
 
     precision: "model" (its own), "fp32", "bf16", "int8" or "auto": on a CPU the runner and the
-    precision, of fp32 and bf16, that are the fastest with all slots in use by a measurement, which
-    is cached; elsewhere the model's own. max_len: tokens of the longest sequence, the model's
-    sequence_len at most. memory: bytes for weights and pages; None: a share of what is available
-    now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
+    precision, of fp32 and bf16, that are the fastest of those that fit into `memory`, by cached
+    measurements of one answer and of all slots; elsewhere the model's own. max_len: tokens of the
+    longest sequence, the model's sequence_len at most. memory: bytes for weights and pages; None: a
+    share of what is available now. threads: of the CPU; None: torch's. runner: one by name; None:
+    the fastest.
     Raises ConfigError if it cannot run here or does not fit.
     """
     device = model.lm_head.weight.device
@@ -103,39 +104,44 @@ def choose_runner(
     if precision in ("auto", "model"):
         precision = "fp32" if model.dtype == torch.float32 else "bf16"
     name, reason = _choose(model, precision, runner)
-    if is_measured:
-        answers = min(num_slots, MEASURED_ANSWERS)
-        name, precision, reason = _fastest(model, runner, reason, answers=answers)
-    config = model.config
+    config, available = model.config, available_memory(device) if memory is None else memory
     longest = min(max_len or config.sequence_len, config.sequence_len)
     size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
     prefill_tokens = PREFILL_TOKENS.get(device.type, PREFILL_TOKENS["cpu"])
     groups_of = partial(_groups, config, longest, size, prefill_tokens)
 
-    def pool_bytes(groups: Iterable[PageGroup]) -> int:
-        if name == "native":
+    def pool_bytes(name: str, precision: str, groups: Iterable[PageGroup]) -> int:
+        if name in TILES:
             return sum(g.num_pages * page_bytes(config, _native(precision), g) for g in groups)
         # The torch runner's pages are fp32 on a CPU whatever the precision, see torch_runner.py.
         kept = 4 if precision == "fp32" or device.type == "cpu" else 2
         layer = size * 2 * config.num_kv_heads * head_dim(config) * kept
         return sum(g.num_pages * len(g.layers) * layer for g in groups)
 
-    # The torch runners read the model's own tables where these are in their dtype.
-    weights = weight_bytes(model, precision, copies_tables=name == "native")
     # cos and sin in fp32, twice: building the table takes as much again for a moment.
     rotary = 2 * longest * head_dim(config) * BYTES["fp32"]
-    room = (available_memory(device) if memory is None else memory) - weights - rotary
-    # For as many sequences as fit: memory grows with their number.
-    most = bisect_right(
-        range(1, num_slots + 1),
-        room,
-        key=lambda count: pool_bytes(groups_of(count)),
-    )
+
+    def weights_of(name: str, precision: str) -> int:
+        # The torch runners read the model's own tables where these are in their dtype.
+        return weight_bytes(model, precision, copies_tables=name in TILES)
+
+    def fitting(name: str, precision: str) -> int:
+        """Return how many sequences fit: memory grows with their number."""
+        room = available - weights_of(name, precision) - rotary
+        return bisect_right(
+            range(1, num_slots + 1),
+            room,
+            key=lambda count: pool_bytes(name, precision, groups_of(count)),
+        )
+
+    if is_measured:
+        name, precision, reason = _fastest(model, runner, (name, precision, reason), fitting)
+    weights, most = weights_of(name, precision), fitting(name, precision)
     if not most:
-        need = weights + rotary + pool_bytes(groups_of(1))
+        need = weights + rotary + pool_bytes(name, precision, groups_of(1))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
-            f"of memory, {_size(room + weights + rotary)} are available",
+            f"of memory, {_size(available)} are available",
             hint="take a shorter context, a smaller model or bf16, or give it more memory",
         )
     groups = groups_of(most)
@@ -150,7 +156,7 @@ def choose_runner(
         prefill_tokens=prefill_tokens,
         groups=groups,
         weight_bytes=weights,
-        pool_bytes=pool_bytes(groups),
+        pool_bytes=pool_bytes(name, precision, groups),
     )
 
 
@@ -181,7 +187,7 @@ def open_runner(
         max_len=choice.max_len,
         prefill_tokens=choice.prefill_tokens,
     )
-    if choice.runner == "native":
+    if choice.runner in TILES:
         report(choice)
         return NativeRunner(
             model,
@@ -189,6 +195,7 @@ def open_runner(
             precision=_native(choice.precision),
             stop_tokens=stop_tokens,
             num_threads=choice.threads,
+            tiles=TILES[choice.runner],
         )
     dtype, stops = compute_dtype(choice.precision), frozenset(stop_tokens)
     reasons: list[str] = []
@@ -284,8 +291,8 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
 
 def _unable(name: str, model: GPT, precision: str) -> str | None:
     """Return why a runner cannot run here; None means that it can."""
-    if name == "native":
-        return unable(model, _native(precision))
+    if name in TILES:
+        return unable(model, _native(precision), tiles=TILES[name])
     if precision == "int8":
         return "it has no int8"
     if name == "triton":
@@ -307,49 +314,52 @@ def _untried(device: torch.device) -> str | None:
     return None
 
 
-def _fastest(model: GPT, wanted: str | None, reason: str, *, answers: int) -> tuple[str, str, str]:
+def _fastest(
+    model: GPT,
+    wanted: str | None,
+    otherwise: tuple[str, str, str],
+    fitting: Callable[[str, str], int],
+) -> tuple[str, str, str]:
     """Return the runner, the precision and the reason of the fastest side on a CPU, as measured.
 
-    wanted: a runner's name; None means any. reason: that of the runner in the model's precision.
+    wanted: a runner's name; None means any. otherwise: those in the model's precision, returned if
+    nothing fits. fitting: of a runner and a precision, how many answers fit into the memory.
     """
-    sides = {
+    able = {
         f"{name} in {precision}": (name, precision)
         for name in RUNNERS["cpu"]
         for precision in ("fp32", "bf16")
         if _unable(name, model, precision) is None
     }
+    fits = {s: side for s, side in able.items() if wanted in (None, side[0]) and fitting(*side)}
+    if not fits:
+        return otherwise
+    most = min(max(fitting(*side) for side in fits.values()), MEASURED_ANSWERS)
+
+    @cache
+    def opened() -> dict[str, Runner]:
+        options: dict[str, Any] = {"num_slots": most, "max_len": SIDES_TOKENS + 1, "threads": 1}
+        open_side = partial(open_runner, reduced(model), stop_tokens=(), **options)
+        return {s: open_side(runner=name, precision=p) for s, (name, p) in able.items()}
+
     dtype = str(model.dtype).removeprefix("torch.")
-    case = measured.case_of(model.config, dtype, sides, answers=answers)
-
-    def measure() -> dict[str, float]:
-        options: dict[str, Any] = {"num_slots": answers, "max_len": SIDES_TOKENS + 1, "threads": 1}
-        open_side = partial(open_runner, _reduced(model), stop_tokens=(), **options)
-        opened = {s: open_side(runner=name, precision=p) for s, (name, p) in sides.items()}
-        return time_sides(opened, answers=answers)
-
-    seconds = measured.recall(case, measure)
-    named = {s: seconds[s] for s, (name, _) in sides.items() if wanted in (None, name)}
-    best = measured.fastest(named)
-    why = f"the fastest measured with {answers} at a time: {measured.describe(seconds)}"
-    return *sides[best], f"{reason}; {why}" if reason.startswith("not ") else why
-
-
-@torch.no_grad()
-def _reduced(model: GPT) -> GPT:
-    """Return a model of the same layers with at most MEASURED_PARAMS parameters in matrices, but
-    one layer at least, and with random weights."""
-    config = model.config
-    whole = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
-    depth = min(config.depth, max(1, config.depth * MEASURED_PARAMS // whole))
-    vocab = -(-config.vocab_size * depth // config.depth)
-    small = GPT(
-        replace(config, depth=depth, vocab_size=vocab, windows=config.windows[-depth:]),
-        model.numerics,
+    counts = sorted({1, most})
+    found = [
+        measured.recall(
+            measured.case_of(model.config, dtype, able, answers=count),
+            lambda count=count: time_sides(opened(), answers=count),
+        )
+        for count in counts
+    ]
+    # A server has one answer in flight at one time and all slots in use at another: the geometric
+    # mean weighs both alike, whatever their seconds.
+    means = {side: math.prod(s[side] for s in found) ** (1 / len(found)) for side in able}
+    best = measured.fastest({side: means[side] for side in fits})
+    why = f"the fastest measured with {' and '.join(map(str, counts))} at a time: " + (
+        measured.describe(means, best)
     )
-    generator = torch.Generator().manual_seed(1)
-    for parameter in small.parameters():
-        parameter.uniform_(-0.1, 0.1, generator=generator)  # equal logits would be slow to rank
-    return small.eval()
+    _, _, reason = otherwise
+    return *fits[best], f"{reason}; {why}" if reason.startswith("not ") else why
 
 
 def _native(precision: str) -> Precision:

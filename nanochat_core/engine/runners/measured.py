@@ -24,6 +24,8 @@ from nanochat_core.runtime.hardware.cpp_library import Unavailable, find_compile
 from nanochat_core.runtime.user_cache import user_cache
 from nanochat_core.runtime.versions import processor_name
 
+LOCK_SECONDS = 10.0  # that a process waits for another one's measurement
+
 Seconds: TypeAlias = Mapping[str, float]  # of the CPU for a decode step, by side
 
 
@@ -61,10 +63,11 @@ def recall(case: Case, measure: Callable[[], Seconds]) -> Seconds:
         try:
             path = _folder() / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:16]}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Of processes that start together one measures, and all choose the same.
-            held.enter_context(FileLock(path.with_suffix(".lock")))
+            # Of processes that start together one measures, and all choose the same. One that was
+            # stopped meanwhile holds the lock: filelock.Timeout, an OSError.
+            held.enter_context(FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
             found = _read(path)
-        except (OSError, RuntimeError):  # no cache folder: measured each time
+        except (OSError, RuntimeError):  # no lock or no cache folder: measured each time
             return measure()
         if found is not None and found[0] == case:
             return found[1]
@@ -89,9 +92,8 @@ def fastest(seconds: Seconds) -> str:
     return min(sorted(seconds), key=lambda side: seconds[side])
 
 
-def describe(seconds: Seconds) -> str:
-    """Return the other sides' times as multiples of the fastest one's, for people."""
-    best = fastest(seconds)
+def describe(seconds: Seconds, best: str) -> str:
+    """Return the other sides' times as multiples of the `best` one's, for people."""
     others = sorted(set(seconds) - {best}, key=lambda side: (seconds[side], side))
     return ", ".join(f"{side} takes {seconds[side] / seconds[best]:.2f}x" for side in others)
 

@@ -1,6 +1,9 @@
 """Measured speeds are cached for what they hold for, and a damaged cache is no error."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -53,6 +56,30 @@ def test_without_a_folder_each_choice_measures(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     assert measured.recall(case(), lambda: SECONDS) == SECONDS
     assert list(measured.recorded()) == []
+
+
+def test_a_process_that_is_stopped_while_it_measures_is_not_waited_for(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured.recall(case(2), lambda: SECONDS)
+    [name] = [path.stem for path in cache.glob("*.json")]
+    (cache / f"{name}.json").unlink()
+    monkeypatch.setattr(measured, "LOCK_SECONDS", 0.2)
+    program = (
+        "import os, signal, sys\nfrom filelock import FileLock\nlock = FileLock(sys.argv[1])\n"
+        "lock.acquire()\nos.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    command = [sys.executable, "-c", program, str(cache / f"{name}.lock")]
+    with subprocess.Popen(command) as stopped:
+        try:
+            _, status = os.waitpid(stopped.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            assert measured.recall(case(2), lambda: SECONDS) == SECONDS
+            assert not list(cache.glob("*.json"))  # measured without caching
+        finally:
+            stopped.kill()
+    measured.recall(case(2), lambda: SECONDS)
+    assert measured.recall(case(2), refuse) == SECONDS
 
 
 def test_doctor_lists_what_holds_for_this_machine() -> None:

@@ -74,10 +74,11 @@ def torchs(make, dtype=torch.float32, error=1e-5):
     return Kind(partial(make, dtype=dtype), error, error)
 
 
-def native(precision, error, threads):
-    made = Kind(partial(NativeRunner, precision=precision, num_threads=threads), error, 0, 16)
+def native(precision, error, threads, tiles="none"):
+    make = partial(NativeRunner, precision=precision, num_threads=threads, tiles=tiles)
     skip = pytest.mark.skipif(WHY_NOT is not None, reason=f"no kernels here: {WHY_NOT}")
-    return pytest.param(made, id=f"native {precision}", marks=skip)
+    name = f"native {precision}, tiles {tiles}"
+    return pytest.param(Kind(make, error, 0, 16), id=name, marks=skip)
 
 
 KINDS = [
@@ -87,6 +88,8 @@ KINDS = [
     native("fp32", 1e-5, 2),
     native("bf16", 0.02, 2),
     native("int8", 0.06, 3),
+    native("bf16", 0.02, 2, "emulated"),
+    native("int8", 0.06, 3, "emulated"),
 ]
 # Its steps round otherwise than its passes: what it samples is not that of the passes' logits.
 BF16 = pytest.param(torchs(TorchRunner, torch.bfloat16, 0.05), id="torch bf16")

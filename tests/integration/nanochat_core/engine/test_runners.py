@@ -15,7 +15,6 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.native.runner import NativeRunner, unable
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners.choose import choose_runner, open_runner
-from nanochat_core.engine.runners.measured import recorded
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.speed import make_endless
 from nanochat_core.errors import ConfigError
@@ -187,65 +186,11 @@ def test_a_choice_says_what_and_why_and_how_much(make_model):
 
 
 def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, monkeypatch):
-    monkeypatch.setattr(runners, "unable", lambda model, precision: "there is no C++ compiler")
+    monkeypatch.setattr(runners, "unable", lambda *_, **__: "there is no C++ compiler")
     choice = choose_runner(make_model(), num_slots=2)
     assert (choice.runner, choice.reason) == ("torch", "not native: there is no C++ compiler")
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler.*no int8"):
         choose_runner(make_model(), num_slots=2, precision="int8")
-
-
-@needs_kernels
-def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    seconds = {"native in fp32": 2.0, "native in bf16": 3.0, "torch in fp32": 4.0}
-    measured = []
-
-    def time_sides(sides, *, answers):
-        measured.append(answers)
-        return {side: seconds.get(side, 9.0) for side in sides}
-
-    def choice(num_slots=1, **settings):
-        found = choose_runner(
-            make_model(), num_slots=num_slots, **({"precision": "auto"} | settings)
-        )
-        return found.runner, found.precision
-
-    monkeypatch.setattr(runners, "time_sides", time_sides)
-    assert choice() == ("native", "fp32")
-    assert choice(runner="torch") == ("torch", "fp32")
-    seconds["native in bf16"] = 1.0
-    assert choice() == ("native", "fp32")  # the case of one answer is cached
-    assert choice(num_slots=1000) == ("native", "bf16")
-    assert measured == [1, 32]
-    # A fixed precision, as evaluations and rollouts have, does not depend on a measurement.
-    assert choice(num_slots=1000, precision="model") == ("native", "fp32")
-    monkeypatch.setattr(runners, "unable", lambda model, precision: "there is no C++ compiler")
-    found = choose_runner(make_model(), num_slots=2, precision="auto")
-    assert (found.runner, found.precision) == ("torch", "fp32")
-    assert found.reason.startswith("not native: there is no C++ compiler; the fastest measured")
-
-
-@needs_kernels
-def test_all_sides_of_a_cpu_are_timed(make_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    threads = torch.get_num_threads()
-    choice = choose_runner(make_model(), num_slots=3, precision="auto")
-    assert torch.get_num_threads() == threads
-    [(case, seconds)] = recorded()
-    assert case.answers == 3
-    assert sorted(seconds) == [f"{r} in {p}" for r in ("native", "torch") for p in ("bf16", "fp32")]
-    assert min(seconds, key=seconds.__getitem__) == f"{choice.runner} in {choice.precision}"
-    assert all(
-        f"{value / min(seconds.values()):.2f}x" in choice.reason
-        for value in sorted(seconds.values())[1:]
-    )
-
-
-def test_a_large_model_is_measured_with_fewer_of_its_layers():
-    model = GPT(model_for_depth(12), numerics("fp32"))
-    small = runners._reduced(model).config
-    assert (small.depth, small.width) == (1, model.config.width)
-    assert small.vocab_size == pytest.approx(model.config.vocab_size / 12, abs=1)
 
 
 class Refused(Exception):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.engine.native.build import Tiles
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
 from nanochat_core.engine.runner import Chunk
@@ -46,6 +47,7 @@ def make_runner(
     num_slots: int = 4,
     stop_tokens: tuple[int, ...] = (),
     num_threads: int = 2,
+    tiles: Tiles = "none",
 ) -> NativeRunner:
     """Every slot has the pages of LENGTH tokens, in an order of its own."""
     pages = -(-LENGTH // PAGE_SIZE)
@@ -55,6 +57,7 @@ def make_runner(
         capacity=capacity_of(model, num_slots=num_slots, page_size=PAGE_SIZE, max_len=LENGTH),
         stop_tokens=stop_tokens,
         num_threads=num_threads,
+        tiles=tiles,
     )
     for group in range(len(runner.groups)):
         numbers = torch.randperm(num_slots * pages, generator=torch.Generator().manual_seed(group))

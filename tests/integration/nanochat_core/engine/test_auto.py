@@ -1,0 +1,111 @@
+"""Which runner and precision "auto" takes on a CPU: what fits and was measured the fastest."""
+
+import math
+
+import pytest
+import torch
+
+from nanochat_core.engine.native.build import AMX
+from nanochat_core.engine.native.runner import unable
+from nanochat_core.engine.runners import choose as runners
+from nanochat_core.engine.runners.choose import choose_runner
+from nanochat_core.engine.runners.measured import recorded
+from nanochat_core.engine.speed import reduced
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
+from nanochat_core.runtime.hardware.cpp_library import processor_flags
+from nanochat_core.scaling import model_for_depth, numerics
+
+pytestmark = pytest.mark.torch
+
+needs_kernels = pytest.mark.skipif(
+    unable(GPT(model_for_depth(1), numerics("fp32")), "fp32") is not None,
+    reason="the compiled kernels cannot be had on this machine",
+)
+
+
+@needs_kernels
+def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seconds = {"native in fp32": 2.0, "native in bf16": 3.0, "torch in fp32": 4.0}
+    measured = []
+
+    def time_sides(sides, *, answers):
+        measured.append(answers)
+        return {side: seconds.get(side, 9.0) for side in sides}
+
+    def choice(num_slots=1, **settings):
+        found = choose_runner(
+            make_model(), num_slots=num_slots, **({"precision": "auto"} | settings)
+        )
+        return found.runner, found.precision
+
+    monkeypatch.setattr(runners, "time_sides", time_sides)
+    assert choice() == ("native", "fp32")
+    assert choice(runner="torch") == ("torch", "fp32")
+    seconds["native in bf16"] = 1.0
+    assert choice() == ("native", "fp32")  # the case of one answer is cached
+    assert choice(num_slots=1000) == ("native", "bf16")
+    assert measured == [1, 32]
+    # A fixed precision, as evaluations and rollouts have, does not depend on a measurement.
+    assert choice(num_slots=1000, precision="model") == ("native", "fp32")
+    monkeypatch.setattr(runners, "unable", lambda *_, **__: "there is no C++ compiler")
+    found = choose_runner(make_model(), num_slots=2, precision="auto")
+    assert (found.runner, found.precision) == ("torch", "fp32")
+    assert found.reason.startswith("not native: there is no C++ compiler; the fastest measured")
+
+
+FP32_FIRST = {"native in fp32": 1.0, "native in bf16": 2.0}
+
+
+@needs_kernels
+def test_all_sides_of_a_cpu_are_timed(make_model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    threads = torch.get_num_threads()
+    choice = choose_runner(make_model(), num_slots=3, precision="auto")
+    assert torch.get_num_threads() == threads
+    (one, alone), (three, together) = recorded()
+    assert (one.answers, three.answers) == (1, 3)
+    sides = {f"{r} in {p}" for r in ("native", "torch") for p in ("bf16", "fp32")}
+    if processor_flags() >= AMX:
+        sides.add("amx in bf16")
+    assert alone.keys() == together.keys() == sides
+    means = {side: math.sqrt(alone[side] * together[side]) for side in sides}
+    assert min(means, key=means.__getitem__) == f"{choice.runner} in {choice.precision}"
+    assert all(
+        f"{value / min(means.values()):.2f}x" in choice.reason
+        for value in sorted(means.values())[1:]
+    )
+
+
+@needs_kernels
+def test_auto_measures_what_fits_into_the_memory_and_with_as_many_answers(
+    make_model, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        runners, "time_sides", lambda sides, answers: dict.fromkeys(sides, 9.0) | FP32_FIRST
+    )
+    model = make_model()
+    for_one = {
+        p: choose_runner(model, num_slots=1, precision=p, memory=2**30) for p in ("fp32", "bf16")
+    }
+    needs = {p: c.weight_bytes + c.pool_bytes for p, c in for_one.items()}
+    assert needs["bf16"] < needs["fp32"]
+    rotary = 2 * model.config.sequence_len * head_dim(model.config) * 4
+    for memory, precision in ((needs["fp32"], "fp32"), (needs["fp32"] - 1, "bf16")):
+        found = choose_runner(model, precision="auto", memory=memory + rotary)
+        assert (found.runner, found.precision) == ("native", precision)
+    [one, most] = sorted({case.answers for case, _ in recorded()})
+    assert one == 1
+    assert most < 32
+    with pytest.raises(ConfigError, match="are available"):
+        choose_runner(model, precision="auto", memory=1000)
+
+
+def test_a_large_model_is_measured_with_fewer_of_its_layers():
+    model = GPT(model_for_depth(12), numerics("fp32"))
+    small = reduced(model).config
+    assert (small.depth, small.width) == (1, model.config.width)
+    assert small.vocab_size == pytest.approx(model.config.vocab_size / 12, abs=1)
