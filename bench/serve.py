@@ -154,10 +154,10 @@ def make_model(depth: int, tokenizer: Tokenizer) -> GPT:
 
 @contextlib.contextmanager
 def ours(directory: Path, options: argparse.Namespace) -> Iterator[Side]:
-    """`python -m nanochat_core.server`, as it comes."""
+    """`nanochat serve`, as it comes."""
     port = free_port()
-    command = ["nanochat_core.server", str(directory), "--device", options.device]
-    command += ["--port", str(port)]
+    command = ["nanochat_flows", "serve", str(directory), "--port", str(port)]
+    command += [] if options.device == "cuda" else ["--gpus", "0"]
     command += ["--precision", options.precision, "--log", "none", "--max-seconds", "3600"]
     with server(command, port, Path.cwd(), {}):
         yield Side(port=port, clients=options.clients, free=("running", 0))
