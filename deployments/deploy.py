@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from deployments.alerts import ALERTS, alerts
 from deployments.automations import ensure_automation, remove_automations
-from deployments.evals import Recurring, deployment_of, read_recurring
+from deployments.evals import evaluation, read_evaluations
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from flows.orchestration.one_stage import one_stage
@@ -59,8 +59,7 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
         wanted = _wanted(all_pools)
         # Made by `nanochat evals --schedule`; entrypoint and form follow the code all the same.
         names = {item.full_name for item in wanted}
-        scheduled = [deployment_of(item) for item in read_recurring()]
-        scheduled = [item for item in scheduled if item.full_name not in names]
+        scheduled = [item for item in read_evaluations() if item.full_name not in names]
         names_of_pools = tuple(pool.name for pool in all_pools)
         automations = [] if webhook is None else alerts(webhook, pools=names_of_pools)
         # Pools first: the server refuses a deployment whose pool does not exist.
@@ -109,7 +108,7 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
         for pool in pools
         if pool.name != CPU
     ]
-    nightly = deployment_of(Recurring(model=EVALUATED, parameters={"pool": GPU}))
+    nightly = evaluation(EVALUATED, parameters={"pool": GPU})
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
     return [replace(item, version=version) for item in (*whole, *stages, nightly)]
 

@@ -5,7 +5,6 @@ schedule and start a run. A worker of the pool `cpu` runs it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -24,54 +23,61 @@ from nanochat_core.errors import ConfigError
 TAG = "nanochat-eval"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recurring:
-    """A scheduled evaluation of a model."""
+def evaluation(
+    model: str,
+    *,
+    cron: str = NIGHTLY,
+    timezone: str = "UTC",
+    paused: bool = True,
+    parameters: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Wanted:
+    """Return the deployment that evaluates a model on a schedule.
 
-    model: str
-    cron: str = NIGHTLY
-    timezone: str = "UTC"
-    paused: bool = True
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # without `model`
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of the flow's process
-    # The deployment that it was read from. A person may have changed its model in the form.
-    registered: str | None = None
+    Args:
+        model: A name that is looked up at each evaluation.
+        cron: When.
+        timezone: Of the hours in it.
+        paused: Whether it waits for a person to switch it on.
+        parameters: Of the flow, without the model.
+        environment: Of the flow's process.
 
-    @property
-    def name(self) -> str:
-        """The deployment's name."""
-        return self.registered or key_of(self.model)
-
-
-def apply(recurring: Recurring) -> None:
-    """Create or update the deployment, and its pool if it is missing.
-
-    Raises ConfigError if the schedule or the time zone is not valid, or if the deployment of this
-    name evaluates another model.
+    Raises ConfigError if the schedule or the time zone is not valid.
     """
-    wanted = deployment_of(recurring)
+    return _wanted(
+        key_of(model),
+        {"model": model, **(parameters or {})},
+        schedule=_schedule(cron, timezone),
+        paused=paused,
+        environment=environment or {},
+    )
+
+
+def _wanted(name: str, parameters: Mapping[str, Any], **others: Any) -> Wanted:
+    about = f"Evaluates {parameters['model']} again. Reuses the result if it did not change."
+    return Wanted(
+        flow=nanochat_eval,
+        name=name,
+        pool=CPU,
+        description=about,
+        tags=[TAG, AUTO_RESUME],
+        parameters=parameters,
+        **others,
+    )
+
+
+def apply(wanted: Wanted) -> None:
+    """Create or update the deployment of an evaluation, and its pool if it is missing.
+
+    Raises ConfigError if the deployment of this name evaluates another model.
+    """
     with get_client(sync_client=True) as client:
-        _find(client, recurring.model)  # raises for another model's
+        _find(client, wanted.parameters["model"])  # raises for another model's
         # The pool is missing where `nanochat up --register` has never run.
         for pool in POOLS:
             if pool.name == wanted.pool:
                 ensure_pool(client, pool)
         register(client, wanted, by_person=True)
-
-
-def deployment_of(recurring: Recurring) -> Wanted:
-    """Return the deployment of a scheduled evaluation. Raises ConfigError like `apply`."""
-    return Wanted(
-        flow=nanochat_eval,
-        name=recurring.name,
-        pool=CPU,
-        description=f"Evaluates {recurring.model} again. Reuses the result if it did not change.",
-        tags=[TAG, AUTO_RESUME],
-        parameters={"model": recurring.model, **recurring.parameters},
-        environment=recurring.environment,
-        schedule=_schedule(recurring),
-        paused=recurring.paused,
-    )
 
 
 def remove(model: str) -> bool:
@@ -99,44 +105,39 @@ def _find(client: SyncPrefectClient, model: str) -> DeploymentResponse | None:
     return found
 
 
-def read_recurring() -> list[Recurring]:
-    """Return every scheduled evaluation, sorted by model."""
+def read_evaluations() -> list[Wanted]:
+    """Return every scheduled evaluation as it is registered, sorted by model."""
     with get_client(sync_client=True) as client:
         named = FlowFilter(name=FlowFilterName(any_=[nanochat_eval.name]))
         found = client.read_deployments(flow_filter=named)
-    return sorted(filter(None, map(_recurring, found)), key=lambda item: item.model)
+    return sorted(filter(None, map(_read, found)), key=lambda item: item.parameters["model"])
 
 
-def _recurring(deployment: DeploymentResponse) -> Recurring | None:
-    """Read a scheduled evaluation from its deployment; None if it has no model or cron schedule."""
-    model = (deployment.parameters or {}).get("model")
+def _read(deployment: DeploymentResponse) -> Wanted | None:
+    """Return a scheduled evaluation; None if it has no model or cron schedule."""
+    parameters = deployment.parameters or {}
     for item in deployment.schedules:
-        if model and isinstance(item.schedule, CronSchedule):
-            return Recurring(
-                model=model,
-                cron=item.schedule.cron,
-                timezone=item.schedule.timezone or "UTC",
-                # Prefect has a switch for the deployment and one for its schedule: both must be on.
-                paused=deployment.paused or not item.active,
-                parameters={k: v for k, v in deployment.parameters.items() if k != "model"},
-                registered=deployment.name,
-            )
+        if parameters.get("model") and isinstance(item.schedule, CronSchedule):
+            # Prefect has a switch for the deployment and one for its schedule: both must be on. A
+            # person may have changed the model in the form: the name stays.
+            paused = deployment.paused or not item.active
+            return _wanted(deployment.name, parameters, schedule=item.schedule, paused=paused)
     return None
 
 
-def _schedule(recurring: Recurring) -> CronSchedule:
+def _schedule(cron: str, timezone: str) -> CronSchedule:
     # First without the time zone, so that the error names the part that is wrong.
     try:
-        CronSchedule(cron=recurring.cron, timezone=None)
+        CronSchedule(cron=cron, timezone=None)
     except ValueError:
         raise ConfigError(
-            f"'{recurring.cron}' is not a schedule",
+            f"'{cron}' is not a schedule",
             hint='minute, hour, day, month, weekday: "0 3 * * *" is every night at three',
         ) from None
     try:
-        return CronSchedule(cron=recurring.cron, timezone=recurring.timezone)
+        return CronSchedule(cron=cron, timezone=timezone)
     except ValueError:
         raise ConfigError(
-            f"there is no time zone '{recurring.timezone}'",
+            f"there is no time zone '{timezone}'",
             hint="for example UTC or Europe/Berlin",
         ) from None

@@ -5,7 +5,6 @@
 
 import importlib.metadata
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
 from infra.prefect.access import ServerError, check_answers
@@ -35,15 +36,6 @@ DISK_WANTED = 20 * GIB  # d12: shards, tokens, rows and checkpoints
 MEMORY_NEEDED = 2 * GIB
 MEMORY_WANTED = 6 * GIB
 SECONDS_FOR_TORCH = 120  # a cold disk takes half a minute
-
-# Lower bound, upper bound (excluded) and reason. pip alone would install newer versions, which fail
-# at run time.
-PINS = {
-    "prefect": ((3, 9, 1), (3, 10), "3.9.1 is the version that everything is tested with"),
-    "sqlalchemy": ((2, 0), (2, 1), "with 2.1 Prefect's scheduler silently creates no run"),
-    "whenever": ((0, 11), (0, 12), "with 0.10 Prefect's scheduler silently creates no run"),
-    "fastapi": ((0, 139), (0, 151), "Prefect 3.9.1 supports 0.139 to 0.150"),
-}
 
 _INSTALL = "install nanochat-flows again, in an environment of its own; in a checkout: make setup"
 
@@ -87,8 +79,7 @@ def _fail(name: str, found: str, remedy: str | None) -> Finding:
 def examine(home: Path, store: str) -> Iterator[Finding]:
     """Yield the result of every check, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
-    for name in PINS:
-        yield check_pin(name)
+    yield from check_packages(importlib.metadata.requires("nanochat-flows") or ())
     torch = ask_torch(sys.executable)
     yield from check_torch(torch)
     yield check_gpu(torch, devices=count_gpus())
@@ -112,24 +103,24 @@ def check_python(version: tuple[int, ...]) -> Finding:
     return _ok("python", found)
 
 
-def check_pin(
-    package: str, *, version_of: Callable[[str], str] = importlib.metadata.version
-) -> Finding:
-    """Check that a package is installed in a version that is known to work."""
-    low, high, reason = PINS[package]
+def check_packages(
+    requirements: Iterable[str], *, version_of: Callable[[str], str] = importlib.metadata.version
+) -> Iterator[Finding]:
+    """Check the packages of which newer versions fail at run time: those with an upper bound."""
+    for requirement in map(Requirement, requirements):
+        if not requirement.marker and "<" in str(requirement.specifier):
+            yield _check_package(requirement, version_of)
+
+
+def _check_package(requirement: Requirement, version_of: Callable[[str], str]) -> Finding:
+    name, bounds = requirement.name, requirement.specifier
     try:
-        version = version_of(package)
+        version = version_of(name)
     except importlib.metadata.PackageNotFoundError:
-        return _fail(package, "not installed", _INSTALL)
-    if not low <= version_tuple(version) < high:
-        return _fail(package, f"{version}: {reason}", _INSTALL)
-    return _ok(package, version)
-
-
-def version_tuple(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: "2.1.0b2" -> (2, 1, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
+        return _fail(name, "not installed", _INSTALL)
+    if version in bounds:
+        return _ok(name, version)
+    return _fail(name, f"{version}, expected {bounds}", _INSTALL)
 
 
 def ask_torch(python: str) -> dict[str, Any] | str:

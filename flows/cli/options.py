@@ -5,12 +5,12 @@ Each class is a flat list of options on the command line. Most of them are param
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 from cyclopts import Group, Parameter
+from cyclopts.validators import Number
 
 from flows.cli.output import print_warning
 from flows.profiles import Profile, make_placement
@@ -55,18 +55,6 @@ WHAT = Group("What", sort_key=1)
 WHERE = Group("Where and how (same results, up to rounding)", sort_key=2)
 
 
-def at_least(least: float) -> Callable[[Any, Any], None]:
-    """Return a check of an option's value, or of each of its values, for cyclopts."""
-
-    # Not cyclopts.validators, whose import takes 4 ms of every command.
-    def check(kind: Any, value: Any) -> None:
-        values = cast("tuple[float | None, ...]", value if isinstance(value, tuple) else (value,))
-        if any(each is not None and each < least for each in values):
-            raise ValueError(f"at least {least}")
-
-    return check
-
-
 def parameter_of(option: Option, kind: Any = str) -> Parameter:
     """Return the option of the command line for a declared parameter of this type."""
     repeats = ["May be repeated."] if is_list(kind) else []
@@ -77,7 +65,7 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
         negative="" if repeats or kind is bool else None,
         show_default=False if repeats else None,
         # Only the least: the most is that of a form, and a machine may have more.
-        validator=at_least(option.rules["minimum"]) if "minimum" in option.rules else (),
+        validator=Number(gte=option.rules["minimum"]) if "minimum" in option.rules else (),
     )
 
 
@@ -120,8 +108,8 @@ def argv_of(options: Any) -> list[str]:
     return words
 
 
-Positive: TypeAlias = Annotated[int, Parameter(validator=at_least(1))]
-NotNegative: TypeAlias = Annotated[int, Parameter(validator=at_least(0))]
+Positive: TypeAlias = Annotated[int, Parameter(validator=Number(gte=1))]
+NotNegative: TypeAlias = Annotated[int, Parameter(validator=Number(gte=0))]
 ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
 DepthFlag: TypeAlias = Annotated[int | None, parameter_of(DEPTH, int)]
 SetFlag: TypeAlias = Annotated[tuple[str, ...], parameter_of(OVERRIDES, tuple[str, ...])]

@@ -79,10 +79,16 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
     if isinstance(error, ValidationError) and error.argument is not None:
         values = ", ".join(token.value for token in error.argument.tokens)
-        return ConfigError(f"{error.argument.name} is {values}", hint=error.exception_message)
-    # cyclopts writes sentences; our errors begin in lower case and have no full stop.
-    text = " ".join(str(error).split()).rstrip(".")
-    return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
+        return ConfigError(
+            f"{error.argument.name} is {values}", hint=_plain(error.exception_message)
+        )
+    return ConfigError(_plain(str(error)), hint=help_hint)
+
+
+def _plain(text: str) -> str:
+    """Return a sentence of cyclopts as our errors are: in lower case, without a full stop."""
+    text = " ".join(text.split()).rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 def _unknown_command(error: UnknownCommandError) -> ConfigError:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from flows.compare.tables import eval_rows, write_file
 from flows.identity.manifest import Manifest
-from flows.render.paired import FILES, NONE, Pairs, delta_of, pair
-from flows.render.score import Delta, Score
+from flows.render.paired import FILES, NONE, Delta, Pairs, Score, delta_of, pair
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 

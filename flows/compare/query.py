@@ -6,14 +6,12 @@ locked. One statement is accepted, of a kind that reads; at worst it changes the
 
 import contextlib
 import re
-import tempfile
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import duckdb
 
-from flows.compare.tables import VIEWS, write_tables
+from flows.compare.tables import VIEWS, read_tables
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
@@ -28,12 +26,12 @@ _LOCKED = (
 _MAX_MESSAGE = 300  # characters of an error
 
 
-def select(query: str, directory: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return columns and rows of one statement over the tables below `directory`.
+def select(query: str, tables: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return columns and rows of one statement over views, as `read_tables` returns them.
 
     Raises ConfigError, in one line, for a statement that is wrong or not a query.
     """
-    with _answer(query, directory) as found:
+    with _answer(query, tables) as found:
         return found.columns, found.fetchall()
 
 
@@ -42,11 +40,9 @@ def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
 
     The second value says which records were skipped, and why. Raises like `select`.
     """
-    with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
-        problems = write_tables(store, views_in(query), Path(directory))
-        with _answer(query, Path(directory)) as found:
-            table = found.to_arrow_table()
-    return table, list(dict.fromkeys(problems))
+    tables, problems = read_tables(store, views_in(query))
+    with _answer(query, tables) as found:
+        return found.to_arrow_table(), list(dict.fromkeys(problems))
 
 
 def views_in(query: str) -> set[str]:
@@ -58,9 +54,9 @@ def views_in(query: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def _answer(query: str, directory: Path) -> Generator[duckdb.DuckDBPyRelation]:
+def _answer(query: str, tables: Mapping[str, Any]) -> Generator[duckdb.DuckDBPyRelation]:
     """Yield the rows of one statement. Raises like `select`, also while they are read."""
-    with _opened(directory) as connection:
+    with _opened(tables) as connection:
         try:
             statements = connection.extract_statements(query)
             if len(statements) != 1:
@@ -75,9 +71,9 @@ def _answer(query: str, directory: Path) -> Generator[duckdb.DuckDBPyRelation]:
             raise _mistake(error) from error
 
 
-def columns_of(directory: Path) -> dict[str, list[str]]:
-    """Return the columns of each view with their types, of the tables below `directory`."""
-    with _opened(directory) as connection:
+def columns_of(tables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the columns of each view with their types."""
+    with _opened(tables) as connection:
         rows = connection.execute(
             "SELECT table_name, column_name || ' ' || lower(data_type) FROM duckdb_columns() "
             "WHERE NOT internal ORDER BY table_oid, column_index"
@@ -86,11 +82,11 @@ def columns_of(directory: Path) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Generator[duckdb.DuckDBPyConnection]:
+def _opened(tables: Mapping[str, Any]) -> Generator[duckdb.DuckDBPyConnection]:
     with duckdb.connect(":memory:") as connection:
-        # Load before locking: afterwards the connection cannot read files.
+        # Load before locking: afterwards the connection sees nothing of the process.
         for name in VIEWS:
-            _load(connection, name, directory)
+            _load(connection, name, tables.get(name))
         for setting in _LOCKED:
             connection.execute(setting)
         yield connection
@@ -99,29 +95,18 @@ def _opened(directory: Path) -> Generator[duckdb.DuckDBPyConnection]:
 _HINT = "nanochat sql 'select run, status from runs order by started'"
 
 
-def _load(connection: duckdb.DuckDBPyConnection, name: str, directory: Path) -> None:
+def _load(connection: duckdb.DuckDBPyConnection, name: str, table: Any) -> None:
     columns = VIEWS[name].columns
-    declared = ", ".join(f"{column} {kind}" for column, kind in columns.items())
-    lines = directory / f"{name}.jsonl"
-    files = sorted(map(str, (directory / name).glob("*.parquet")))
-    if lines.exists():
-        # With declared types: DuckDB would guess them from the first rows, wrongly for nulls.
-        types = ", ".join(f"{column}: '{kind}'" for column, kind in columns.items())
-        connection.execute(
-            f"CREATE TABLE {name} AS FROM read_json(?, format='newline_delimited', "
-            f"columns={{{types}}}, timestampformat='%Y-%m-%dT%H:%M:%SZ')",
-            [str(lines)],
-        )
-    elif files:
-        # union_by_name, since each stage has columns of its own. The key is in the file's name.
-        connection.execute(
-            f"CREATE TABLE {name} AS SELECT split_part(parse_filename(filename), '-', 1) AS stage, "
-            "split_part(parse_filename(filename, true), '-', 2) AS fingerprint, "
-            "* EXCLUDE (filename) FROM read_parquet(?, union_by_name=true, filename=true)",
-            [files],
-        )
-    else:
+    if table is None:
+        declared = ", ".join(f"{column} {kind}" for column, kind in columns.items())
         connection.execute(f"CREATE TABLE {name} ({declared})")
+        return
+    # With declared types: a column without values has none. A file has columns of its own too.
+    kinds = () if VIEWS[name].file else columns.items()
+    typed = ", ".join(f"{column}::{kind} AS {column}" for column, kind in kinds) or "*"
+    connection.register("rows", table)
+    connection.execute(f"CREATE TABLE {name} AS SELECT {typed} FROM rows")
+    connection.unregister("rows")
 
 
 def _mistake(error: duckdb.Error) -> ConfigError:

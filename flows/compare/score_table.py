@@ -1,15 +1,20 @@
-"""A comparison as one table: a row for each stage and metric, a column for each run."""
+"""A comparison as tables, a row for each stage and metric, a column for each run; and as a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows.render.charts import Chart
-from flows.render.score import Delta
+from flows.render.charts import Chart, line_style
+from flows.render.page import Page, Section, write_whole
+from flows.render.paired import Delta
 from flows.render.table import Cell, Table, texts
 from flows.render.text import count, listed, number, percent
+from flows.render.vega import IN_PAGE
 from flows.stages import EVALUATORS, REPORT, STAGES
+from infra.storage.files import writing
+from nanochat_core.errors import ConfigError
 
 _EVALUATIONS = {stage.name for stage in EVALUATORS.values()}
 _SHARES = ("pass_at_1", "pass_at_1_first", "waste")  # of stages that train or prepare data
@@ -167,3 +172,36 @@ def _number(value: float) -> str:
     if value.is_integer():
         return count(value) if abs(value) >= _LARGE else number(int(value))
     return number(value)
+
+
+_FOOTER = """Differences are from the first. A coloured one is larger than other questions of the
+same kind would explain (95 %); another seed of training may still. A curve is a moving average."""
+
+
+def page_of(compared: Compared) -> str:
+    """Return a comparison as HTML. The same numbers give the same text."""
+    training = Section(
+        title="Training",
+        key={name: line_style(index, IN_PAGE) for index, name in enumerate(compared.names)},
+        charts=[(c.quantity.title, c.quantity.caption, "", c) for c in compared.charts],
+        table=compared.table("training", compared.others),
+    )
+    same = [compared.same_artifacts] if compared.same else []
+    return Page(
+        kind="Compared",
+        heading=compared.title,
+        lead=compared.verdicts,
+        sections=[
+            Section(table=compared.table("score", compared.scores)),
+            Section(title="What differs", items=[*compared.differences(), *same]),
+            training,
+        ],
+        footer=_FOOTER,
+    ).html
+
+
+def write(path: Path, page: str) -> None:
+    """Write the page to `path` atomically. Raises ConfigError if it cannot be written."""
+    hint = "name a file in an existing directory, with --html"
+    with writing(path, ConfigError, hint=hint):
+        write_whole(path.expanduser(), page.encode())

@@ -1,11 +1,10 @@
-"""Tables of a store's runs and artifacts, as files that DuckDB loads for SQL: see `VIEWS`.
+"""Tables of a store's runs and artifacts, which DuckDB loads for SQL: see `VIEWS`.
 
 Only the tables that a query needs are read: each artifact's manifest is an object of its own, and
 steps and examples are one more file each. Missing or damaged objects are skipped and reported.
 """
 
-import json
-import math
+import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,26 +81,23 @@ VIEWS: Mapping[str, View] = {
 }
 
 
-def write_tables(store: Store, wanted: Collection[str], directory: Path) -> list[str]:
-    """Write the rows of the `wanted` views below `directory`; return what was skipped, as text.
-
-    A view's rows are lines of JSON in {view}.jsonl, or parquet in {view}/{stage}-{fingerprint}.
-    """
+def read_tables(store: Store, wanted: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the `wanted` views that have rows, as pyarrow.Tables; and what was skipped."""
     problems: list[str] = []
     if not wanted:
-        return problems
+        return {}, problems
     runs = _read_runs(store, problems)
-    _write(directory, "runs", map(_run_row, runs))
+    tables = {"runs": _table("runs", map(_run_row, runs))}
     # Reading manifests takes a request each, so a query of `runs` alone ends here.
-    if set(wanted) == {"runs"}:
-        return problems
-    manifests = _read_manifests(store, runs, problems)
-    _write(directory, "stages", _stage_rows(runs, manifests))
-    _write(directory, "artifacts", map(_artifact_row, manifests.values()))
-    _write(directory, "evals", (row for m in manifests.values() for row in eval_rows(m)))
-    for name in sorted(set(wanted) & {"steps", "examples"}):
-        _write_files(store, name, list(manifests.values()), directory / name, problems)
-    return problems
+    if set(wanted) != {"runs"}:
+        manifests = _read_manifests(store, runs, problems)
+        tables["stages"] = _table("stages", _stage_rows(runs, manifests))
+        tables["artifacts"] = _table("artifacts", map(_artifact_row, manifests.values()))
+        evals = (row for manifest in manifests.values() for row in eval_rows(manifest))
+        tables["evals"] = _table("evals", evals)
+        for name in sorted(set(wanted) & {"steps", "examples"}):
+            tables[name] = _read_files(store, name, list(manifests.values()), problems)
+    return {name: table for name, table in tables.items() if table is not None}, problems
 
 
 def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
@@ -155,18 +151,24 @@ def _read_manifests(
     return {(manifest.stage, manifest.fingerprint): manifest for manifest in found}
 
 
-def _write_files(
-    store: Store, name: str, manifests: Sequence[Manifest], directory: Path, problems: list[str]
-) -> None:
-    directory.mkdir()
+def _read_files(store: Store, name: str, manifests: Sequence[Manifest], problems: list[str]) -> Any:
+    """Return the rows of the artifacts' files of a view as one pyarrow.Table; None without any."""
+    # Imported here: few commands read tables of steps.
+    pa: Any = importlib.import_module("pyarrow")  # it has no types
+    pq: Any = importlib.import_module("pyarrow.parquet")
     file = VIEWS[name].file
     assert file is not None
 
-    def write(manifest: Manifest) -> bool:
-        path = directory / f"{manifest.stage}-{manifest.fingerprint}.parquet"
-        return write_file(store, manifest, file, path)
+    def read(manifest: Manifest) -> Any:
+        if (data := read_file(store, manifest, file)) is None:
+            return None
+        table = pq.read_table(pa.BufferReader(data))
+        keys = {key: [getattr(manifest, key)] * table.num_rows for key in _KEY}
+        return pa.table({**keys, **{key: table[key] for key in table.column_names}})
 
-    _read_each(write, manifests, problems)
+    found = [table for table in _read_each(read, manifests, problems) if table is not None]
+    # Each stage has columns of its own.
+    return pa.concat_tables(found, promote_options="permissive") if found else None
 
 
 def _read_each(
@@ -185,14 +187,14 @@ def _read_each(
     return [result for result in results if not isinstance(result, str)]
 
 
-def _write(directory: Path, name: str, rows: Iterable[Row]) -> None:
-    lines = (json.dumps({key: _finite(value) for key, value in row.items()}) for row in rows)
-    (directory / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-
-
-def _finite(value: Any) -> Any:
-    """Return None for NaN and infinities, which JSON does not have; other values unchanged."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _table(name: str, rows: Iterable[Row]) -> Any:
+    """Return rows of a view as a pyarrow.Table, NaN as null; None without rows."""
+    pa: Any = importlib.import_module("pyarrow")
+    if not (found := list(rows)):
+        return None
+    return pa.table(
+        {c: pa.array([row.get(c) for row in found], from_pandas=True) for c in VIEWS[name].columns}
+    )
 
 
 def _run_row(run: Run) -> Row:

@@ -15,8 +15,7 @@ from prefect.logging import get_run_logger
 
 from flows.building.build import Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
-from flows.evals.request import EvalRequest
-from flows.evals.suite import Suite, history_name, open_suite
+from flows.evals.suite import EvalRequest, Suite, history_name, open_suite
 from flows.leases.outage import StoreWait
 from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flow
 from flows.orchestration.pipeline import Outcome, run

@@ -17,10 +17,10 @@ from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, scores_of
 from flows.compare.score_table import direction
-from flows.evals.request import Against, EvalRequest
+from flows.evals.suite import Against, EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.render.score import Delta, Score
+from flows.render.paired import Delta, Score
 from flows.render.text import number
 from flows.stages import EVALUATORS
 from infra.storage.base import Store

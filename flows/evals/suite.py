@@ -1,4 +1,4 @@
-"""Evaluation suites: the stage, data and settings that evaluate a model again.
+"""Evaluation suites: the request for one, and the stage, data and settings that evaluate a model.
 
 A base model is evaluated by `base_eval`, a chat model by the `chat_eval` of its stage. The model is
 a pinned input, so nothing is trained; so is the data of its own run's evaluation. An evaluation
@@ -8,23 +8,102 @@ that the run has made already is therefore the same artifact, and is reused from
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
-from flows.evals.request import Against, EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
-from flows.run_request import RunRequest, shared
+from flows.profiles import PROFILES
+from flows.run_request import (
+    NAME,
+    RETRIES,
+    GpuPool,
+    Gpus,
+    Option,
+    Overrides,
+    Place,
+    Retries,
+    RunRequest,
+    StoreUrl,
+    Strict,
+    shared,
+)
 from flows.stages import BASE_EVAL, EVALUATORS, PRETRAIN, ROWS, SFT, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from tasks.registry import has_choices
+
+Against: TypeAlias = Literal["previous", "best"]
+DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
+
+MODEL = Option(
+    label="Model",
+    help="A tag or a run's name, a stage of one (sft@main) or a fingerprint (sft/1a2b3c).",
+    more="A name is its newest chat model. It is looked up for every evaluation. On the command "
+    "line also hf://OWNER/NAME or ./DIRECTORY, of nanochat or transformers.",
+    group="what",
+    flag="",
+    rules={
+        "pattern": rf"^(({'|'.join(EVALUATORS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
+        "examples": ["main", "sft@main", "sft/1a2b3c"],
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest:
+    """An evaluation of a model: the suite, the rule for what counts as worse, and where."""
+
+    model: Annotated[str, MODEL] = "main"
+    profile: Annotated[
+        str | None,
+        Option(
+            label="Profile of the evaluation",
+            help="Profile whose evaluation is used; by default that of the model's own run.",
+            group="settings",
+            rules={"enum": list(PROFILES)},
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Option(
+            label="Metric",
+            help="The number that must not get worse; by default chatcore, core or val_bpb.",
+            group="settings",
+            rules={"pattern": r"^[a-z0-9_]+$", "examples": ["chatcore"]},
+        ),
+    ] = None
+    drop: Annotated[
+        float,
+        Option(
+            label="Allowed drop",
+            help="By how much it may get worse without an alert, in its own unit.",
+            group="settings",
+            rules={"minimum": 0},
+        ),
+    ] = DROP
+    against: Annotated[
+        Against,
+        Option(
+            label="Compared with",
+            help="The evaluation to compare with: the previous one, or the best one so far.",
+            group="settings",
+        ),
+    ] = "previous"
+    overrides: Overrides = ()
+    gpus: Gpus = None
+    place: Place = ()
+    store: StoreUrl = None
+    pool: GpuPool = None
+    retries: Retries = RETRIES
+    strict: Strict = False
+
 
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 _FOREIGN = "nanochat_core.evaluate.foreign"  # evaluates a model of transformers

@@ -14,7 +14,7 @@ from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_te
 from flows.plan.plan import Plan
 from flows.plan.render import table, totals
 from flows.render.events import is_end
-from flows.render.score import Score
+from flows.render.paired import Score
 from flows.render.table import Table, texts
 from flows.render.text import size
 from flows.stages import CHAT_MODELS, EVALUATORS, MODELS

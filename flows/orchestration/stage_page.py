@@ -33,8 +33,8 @@ from flows.building.build import Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import name_in, short
 from flows.orchestration.client import quick_client
+from flows.render.charts import LossCurves, picture_url
 from flows.render.events import Loop, describe, interval, is_end
-from flows.render.loss_curve import LossCurves, picture_url
 from flows.render.text import key_of
 from flows.stages import Stage
 from infra.polling import SLOW_SECONDS

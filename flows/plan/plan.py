@@ -18,9 +18,8 @@ from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
 from flows.plan.estimate import Estimate, estimate, remaining
-from flows.plan.in_progress import Resume, find_resume
 from flows.plan.pinned import check_stages, stages_with
-from flows.plan.reads import PlanReads
+from flows.plan.reads import PlanReads, Resume, find_resume
 from flows.render.text import listed
 from flows.stages import STAGES, Stage, stages_to_redo
 from infra.placement import Placement

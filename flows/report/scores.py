@@ -6,8 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from flows.render.page import Section
-from flows.render.paired import delta_of, pair
-from flows.render.score import Delta, Score
+from flows.render.paired import Delta, Score, delta_of, pair
 from flows.render.table import Cell, Table, texts
 from flows.render.text import listed, percent, visible
 from flows.report.inputs import Artifact

@@ -24,7 +24,7 @@ from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flo
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.render.loss_curve import data_url
+from flows.render.charts import data_url
 from flows.render.table import as_lines
 from flows.render.text import duration, fenced, money
 from flows.render.vega import picture

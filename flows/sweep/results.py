@@ -19,13 +19,12 @@ from typing import Any
 
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
-from flows.render.score import Delta
+from flows.render.paired import Delta
 from flows.render.table import Table, numbers, texts
 from flows.sweep.files import SweepReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.plan import Results
-from flows.sweep.plots import DifferencePlot, PlottedPoint
-from flows.sweep.series import Series, series_of
+from flows.sweep.plots import DifferencePlot, PlottedPoint, Series, series_of
 from nanochat_core.evaluate.intervals import mean_over_seeds
 
 FORMAT = 1  # of the JSON

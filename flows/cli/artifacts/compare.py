@@ -26,7 +26,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.charts import Chart
-from flows.render.score import Delta
+from flows.render.paired import Delta
 from flows.render.table import Table, texts
 from flows.render.text import listed
 from flows.stages import STAGES
@@ -70,7 +70,7 @@ def compare(
     and lost count answers that became right and wrong.
     """
     from flows.compare.curves import curve_tree, curves_of
-    from flows.compare.page import page_of, write
+    from flows.compare.score_table import page_of, write
 
     if len(references) < 2:
         raise ConfigError(

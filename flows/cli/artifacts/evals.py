@@ -20,8 +20,7 @@ from flows.cli.options import (
 )
 from flows.cli.output import print_line, print_lines, print_result, print_warning
 from flows.cli.train.run import resumable
-from flows.evals.request import DROP, MODEL, EvalRequest
-from flows.evals.suite import NIGHTLY, Suite, open_suite
+from flows.evals.suite import DROP, MODEL, NIGHTLY, EvalRequest, Suite, open_suite
 from flows.plan.planned import open_settings
 from flows.render.table import Table, texts
 from flows.render.text import duration
@@ -31,7 +30,7 @@ from infra.placement import NO_POOL, check_gpu_pool
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
-    from deployments.evals import Recurring
+    from deployments.registry import Wanted
     from flows.evals.flow import Evaluated
 
 Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
@@ -124,11 +123,11 @@ def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOp
     suite = options.open(model)
     worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
     _connect(options)
-    from deployments.evals import Recurring, apply
+    from deployments.evals import apply, evaluation
 
     # Defaults are resolved here: the worker that evaluates has its own environment.
-    recurring = Recurring(
-        model=model,
+    wanted = evaluation(
+        model,
         cron=cron,
         timezone=timezone,
         paused=pause,
@@ -139,9 +138,10 @@ def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOp
         },
         environment=_environment(options),
     )
-    apply(recurring)
+    apply(wanted)
     command = _run_command(model, options)
-    print_lines(_scheduled(recurring, suite, worker, command))
+    state = "paused" if pause else f"{cron} ({timezone})"
+    print_lines(_scheduled(state, suite, worker, command))
     return 0
 
 
@@ -174,18 +174,15 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
     """Print which models are evaluated on a schedule, and return the exit code."""
     from infra.prefect.server import find_server, shared_server
 
-    found: list[Recurring] = []
+    found: list[Wanted] = []
     # Schedules are in the server's database. A server that does not run is not started to ask.
     if shared_server(place.home_path) or find_server(place.home_path):
         _connect(place)
-        from deployments.evals import read_recurring
+        from deployments.evals import read_evaluations
 
-        found = read_recurring()
-    names = ("model", "cron", "timezone", "paused")
+        found = read_evaluations()
     print_result(
-        lambda: [
-            {**{n: getattr(r, n) for n in names}, "parameters": dict(r.parameters)} for r in found
-        ],
+        lambda: [*map(_to_tree, found)],
         [
             Table(columns=_COLUMNS, rows=[*map(_row, found)])
             if found
@@ -225,14 +222,27 @@ def _environment(where: PlacementOptions) -> dict[str, str]:
     return {} if shared_server(where.home_path) else {"NANOCHAT_HOME": str(where.home_path)}
 
 
-def _row(recurring: "Recurring") -> tuple[str, ...]:
-    facts = recurring.parameters
+def _to_tree(found: "Wanted") -> dict[str, Any]:
+    parameters, schedule = {**found.parameters}, found.schedule
+    assert schedule is not None
+    return {
+        "model": parameters.pop("model"),
+        "cron": schedule.cron,
+        "timezone": schedule.timezone or "UTC",
+        "paused": found.paused,
+        "parameters": parameters,
+    }
+
+
+def _row(found: "Wanted") -> tuple[str, ...]:
+    tree = _to_tree(found)
+    facts = tree["parameters"]
     return (
-        recurring.model,
-        recurring.cron,
-        recurring.timezone,
-        "paused" if recurring.paused else "on",
-        str(facts.get("metric") or usual_metric(recurring.model)),
+        tree["model"],
+        tree["cron"],
+        tree["timezone"],
+        "paused" if found.paused else "on",
+        str(facts.get("metric") or usual_metric(tree["model"])),
         f"{facts.get('drop', DROP):g}",
         str(facts.get("against", "previous")),
     )
@@ -259,10 +269,9 @@ def _worker_command(where: PlacementOptions) -> str:
     return shlex.join([*([f"PREFECT_API_URL={shared}"] if shared else []), *words])
 
 
-def _scheduled(recurring: "Recurring", suite: Suite, worker: str, command: str) -> Iterator[str]:
+def _scheduled(state: str, suite: Suite, worker: str, command: str) -> Iterator[str]:
     """Yield the lines printed after a schedule is made."""
-    state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
-    yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
+    yield f"{suite.request.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  {worker}"
     yield f"at once {command}"

@@ -1,6 +1,6 @@
 """`nanochat ls`: list the artifacts of the store or of a run, or the files of one artifact."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -8,15 +8,13 @@ from cyclopts import Parameter
 
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
-from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
+from flows.cli.artifacts.describe import describe
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import age, print_result, print_unread
-from flows.cli.progress import count_of
-from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from flows.plan.dead_runs import end_dead_runs
-from flows.render.table import Column, Table, facts, texts
+from flows.render.table import Column, Table, texts
 from flows.render.text import size
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -96,7 +94,8 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, Sequence[str | Tabl
         "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
         "url": url,
     }
-    return tree, list(_describe(manifest, listed, url))
+    about = describe(manifest, store.url, revoked=listed.revoked, names=listed.names)
+    return tree, [f"artifact {manifest.name}:", *about]
 
 
 def _warn(listing: Listing) -> None:
@@ -130,40 +129,3 @@ def _state(listed: Listed) -> str:
     if listed.revoked is not None:
         return f"revoked: {listed.revoked.revocation.why}"
     return "accepted" if listed.manifest and listed.manifest.accepted else ""
-
-
-def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str | Table]:
-    made = manifest.provenance
-    yield f"{manifest.name}: made {age(made.created)} by run {made.run}"
-    yield facts(_facts(manifest, listed, url), indent="  ")
-    yield ""
-    yield f"{count_of(len(manifest.files), 'file')}, {listed.size:,} bytes:"
-    yield _files(manifest.files)
-    if manifest.inputs:
-        yield ""
-        yield "made from:"
-        yield from (f"  {ref.name}" for ref in manifest.input_refs)
-    if manifest.logs:
-        yield ""
-        yield "logs:"
-        yield _files(manifest.logs)
-
-
-def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, str]]:
-    yield "fingerprint", manifest.fingerprint
-    yield "digest", manifest.digest
-    yield "url", url
-    if listed.names:
-        yield "names", ", ".join(f"{listed.ref.stage}@{name}" for name in listed.names)
-    if manifest.accepted:
-        sources = ", ".join(ref.name for ref in accepted_from(manifest))
-        yield "accepted", f"from {sources}: {manifest.accepted['why']}"
-    if listed.revoked is not None:
-        revocation = listed.revoked.revocation
-        yield "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
-
-
-def _files(files: Sequence[File]) -> Table:
-    rows = [(file.path, f"{file.size:,}", short(file.sha256)) for file in files]
-    columns = (Column("file"), Column("bytes", right=True), Column("sha256"))
-    return Table(columns=columns, rows=rows, head=False, indent="  ")

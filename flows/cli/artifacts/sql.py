@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
@@ -32,21 +31,18 @@ def sql(
     For example: nanochat sql "select run, metric, value, low, high from stages join evals using
     (stage, fingerprint) where metric = 'core' order by value desc"
     """
-    import tempfile
-
     from flows.compare.query import columns_of, select, views_in
-    from flows.compare.tables import VIEWS, write_tables
+    from flows.compare.tables import VIEWS, read_tables
 
     store = place.open_store()
     # Without a query: only the files of these two know all their columns.
     views = views_in(query or "steps examples")
-    with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
-        problems = write_tables(store, views, Path(directory))
-        head, rows = ([], []) if query is None else select(query, Path(directory))
-        known = columns_of(Path(directory)) if query is None else {}
+    tables, problems = read_tables(store, views)
+    head, rows = ([], []) if query is None else select(query, tables)
     for problem in dict.fromkeys(problems):
         print_warning(f"skipped: {problem}")
     if query is None:
+        known = columns_of(tables)
         described: dict[str, dict[str, Any]] = {
             name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
         }

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from flows.cli.models import open_named_model
 from flows.cli.options import (
     GpusFlag,
     Positive,
     StoreOptions,
-    at_least,
     device_of,
 )
 from flows.cli.output import print_lines, print_note
@@ -54,7 +54,7 @@ def bench(
     ] = (1, 2, 4, 8, 16, 32),
     prompt_len: Annotated[Positive, Parameter(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[
-        int, Parameter(validator=at_least(2), help="Tokens of an answer, at least 2.")
+        int, Parameter(validator=Number(gte=2), help="Tokens of an answer, at least 2.")
     ] = 64,
     rounds: Annotated[Positive, Parameter(help="Medians are of so many.")] = 3,
     precision: Annotated[

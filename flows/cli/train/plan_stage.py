@@ -4,16 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flows.artifacts.revocations import accepted_from
-from flows.cli.output import age, print_json, print_lines
-from flows.identity.manifest import Facts, Manifest
-from flows.identity.ref import short
+from flows.cli.artifacts.describe import describe
+from flows.cli.output import print_json, print_lines
+from flows.identity.manifest import Manifest
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.planned import Planned
 from flows.plan.render import stage_tree
-from flows.render.events import interval, is_end
 from flows.render.table import Table, facts
-from flows.render.text import duration, listed, money, number
+from flows.render.text import duration, listed, money
 from infra.storage.base import Store
 
 
@@ -25,7 +23,7 @@ def print_stage(planned: Planned, item: StagePlan, *, as_json: bool) -> None:
         # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
         print_json(stage_tree(item) | {"settings": settings} | _to_tree(item, others))
     else:
-        print_lines(_describe(item, others, settings))
+        print_lines(_describe(item, planned.plan.store, others, settings))
 
 
 def _changed(planned: Planned, stage: str) -> Iterator[str]:
@@ -71,7 +69,9 @@ def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
     }
 
 
-def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterator[str | Table]:
+def _describe(
+    item: StagePlan, store: str, others: list[str], settings: list[str]
+) -> Iterator[str | Table]:
     yield f"{item.stage.name}: makes {item.stage.makes}"
     unlike = [("unlike profile", setting) for setting in settings]
     yield facts([*_facts(item), *unlike], indent="  ")
@@ -81,9 +81,14 @@ def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterat
         for change in item.changes:
             yield f"  {change}"
     if item.manifest:
-        yield ""
-        yield f"artifact {item.manifest.name}:"
-        yield facts(_facts_of(item, item.manifest, others), indent="  ")
+        yield from ("", f"artifact {item.manifest.name}:")
+        yield from describe(
+            item.manifest,
+            store,
+            revoked=item.revoked,
+            ancestors=item.revoked_ancestors,
+            others=others,
+        )
 
 
 def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
@@ -101,60 +106,3 @@ def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
     if item.estimate:
         took = duration(item.estimate.seconds)
         yield "estimate", f"{took}, {money(item.estimate.dollars)} ({item.estimate.source})"
-
-
-def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterator[tuple[str, str]]:
-    made = manifest.provenance
-    if item.revoked is not None:
-        revocation = item.revoked.revocation
-        yield "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
-    for revoked in item.revoked_ancestors:
-        yield "made from", str(revoked)
-    # An accepted artifact has the bytes of older ones, down the chain of acceptances.
-    if accepted := manifest.accepted:
-        sources = ", ".join(ref.name for ref in accepted_from(manifest))
-        proof = "unproven" if accepted["proof"] is None else "proven"
-        yield "accepted", f"{age(accepted['when'])} by {accepted['who']}: {accepted['why']}"
-        yield "", f"the bytes of {sources}; {proof}"
-    yield "made", f"{age(made.created)} by run {made.run}"
-    if made.git_commit:
-        yield "commit", short(made.git_commit)
-    yield "digest", short(manifest.digest)
-    for key in others:
-        yield "diverged", f"another result of the same work: {key}"
-    for name, source in manifest.inputs.items():
-        yield "from", f"{name}/{short(source.fingerprint)}"
-    for metric in _metrics(made.metrics):
-        yield "metric", metric
-    for segment in made.segments:
-        yield "execution", _execution(segment)
-    for file in manifest.files:
-        yield "file", f"{file.path} ({file.size:,} bytes)"
-
-
-def _metrics(metrics: Facts) -> Iterator[str]:
-    for name, value in metrics.items():
-        if not is_end(metrics, name):
-            shown = number(value) if isinstance(value, float) else value
-            between = interval(metrics, name)
-            yield f"{name} = {shown}" + (f" ({between})" if between else "")
-
-
-def _execution(segment: Facts) -> str:
-    """Return one execution of the job as text: steps, device, host, time and dollars.
-
-    Fields are optional: a stage without steps has no last_step, a killed execution no end.
-    """
-    words: list[str] = []
-    if segment.get("last_step"):
-        words.append(f"steps {segment['first_step']} to {segment['last_step']}")
-    processes = segment.get("processes", 1)
-    several = f"{processes} processes" if processes > 1 else "1 process"
-    device = f" on {segment['device']}" if "device" in segment else ""
-    host = f" of {segment['host']}" if "host" in segment else ""
-    words.append(f"{several}{device}{host}")
-    if "ended" in segment:
-        words.append(duration(segment["ended"] - segment["started"]))
-    if "dollars" in segment:
-        words.append(f"${segment['dollars']:.2f}")
-    return ", ".join(words)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from flows.compare.page import page_of
-from flows.compare.score_table import Compared
+from flows.compare.score_table import Compared, page_of
 from flows.render.charts import Chart
 from flows.render.table import Cell
 from flows.stages import PRETRAIN

@@ -145,10 +145,10 @@ def test_what_is_out_of_date_is_repaired(deploy: Callable[..., Any], api: Prefec
 def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settings(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
-    from deployments.evals import Recurring, apply
+    from deployments.evals import apply, evaluation
 
     deploy()
-    apply(Recurring(model="sft@other", cron="0 4 * * *", paused=False, environment={"A": "b"}))
+    apply(evaluation("sft@other", cron="0 4 * * *", paused=False, environment={"A": "b"}))
     found = api.deployment("nanochat-eval/sft-other")
     api.patch(f"/deployments/{found['id']}", {"entrypoint": "flows.old.nanochat_eval"})
     assert deploy().changed == ("nanochat-eval/sft-other",)
@@ -164,14 +164,15 @@ def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settin
 def test_a_model_that_a_person_typed_into_the_form_adds_no_deployment_and_is_not_replaced(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
-    from deployments.evals import Recurring, apply, read_recurring, remove
+    from deployments.evals import apply, evaluation, read_evaluations, remove
 
     deploy()
     found = api.deployment("nanochat-eval/main")
     api.patch(f"/deployments/{found['id']}", {"parameters": {"model": "sft@main"}})
     assert "nanochat-eval/sft-main" not in deploy().changed
-    assert [(item.model, item.name) for item in read_recurring()] == [("sft@main", "main")]
-    for refused in (lambda: apply(Recurring(model="main")), lambda: remove("main")):
+    found_now = [(item.parameters["model"], item.name) for item in read_evaluations()]
+    assert found_now == [("sft@main", "main")]
+    for refused in (lambda: apply(evaluation("main")), lambda: remove("main")):
         with pytest.raises(ConfigError, match="nanochat-eval/main evaluates sft@main, not main"):
             refused()
     api.delete(f"/deployments/{found['id']}")

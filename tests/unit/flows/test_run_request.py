@@ -7,7 +7,7 @@ import pytest
 
 from flows.artifacts.runs import Run, new_run
 from flows.building.stage_request import StageRequest
-from flows.evals.request import EvalRequest
+from flows.evals.suite import EvalRequest
 from flows.run_request import RunRequest, options_of, request_of, shared
 from flows.sweep.request import SweepRequest
 from infra.placement import check_pool_name

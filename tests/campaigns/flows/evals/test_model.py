@@ -114,7 +114,7 @@ def wait_for_night(store: Any, count: int) -> Any:
 def test_a_shuffled_head_raises_the_alert_of_the_nightly_evaluation(
     server: Server, tmp_path: Path
 ) -> None:
-    from deployments.evals import Recurring, apply, remove
+    from deployments.evals import apply, evaluation, remove
 
     home = tmp_path / "home"
     trained = train(home)
@@ -123,8 +123,8 @@ def test_a_shuffled_head_raises_the_alert_of_the_nightly_evaluation(
     put_run(store, "main-1", *made.values(), name="main", depth=DEPTH, overrides=SETTINGS)
 
     apply(
-        Recurring(
-            model="pretrain@main",
+        evaluation(
+            "pretrain@main",
             cron="* * * * *",
             paused=False,
             parameters={"store": store.url, "gpus": 0},

@@ -14,7 +14,7 @@ from flows.building.build import BuildContext, build
 from flows.identity.fingerprint import Code, Identity, identify
 from flows.identity.redo import RedoCounter, find_redo, raise_redo
 from flows.identity.ref import ArtifactRef
-from flows.plan.in_progress import find_resume
+from flows.plan.reads import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
 

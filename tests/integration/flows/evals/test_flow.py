@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.evals.request import EvalRequest
-from flows.evals.suite import open_suite
+from flows.evals.suite import EvalRequest, open_suite
 from infra.prefect.server import Server
 from infra.storage.base import Store
 from nanochat_core.errors import StageError

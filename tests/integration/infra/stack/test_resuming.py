@@ -129,8 +129,8 @@ def test_a_run_that_gets_no_further_is_failed_after_ten_resumes(watched: Watched
 def begin(run: str, monkeypatch: pytest.MonkeyPatch, *reached: int | None) -> None:
     """Begin a start of a flow run whose plan has these stages: at a step, or built (None)."""
     from flows.orchestration import flow_setup
-    from flows.plan.in_progress import Resume
     from flows.plan.plan import StagePlan
+    from flows.plan.reads import Resume
     from flows.stages import PRETRAIN
 
     monkeypatch.setattr(flow_setup.flow_run, "get_id", lambda: run)

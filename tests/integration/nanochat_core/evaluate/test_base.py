@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from flows.render.paired import delta_of, pair
-from flows.render.score import Score
+from flows.render.paired import Score, delta_of, pair
 from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import base

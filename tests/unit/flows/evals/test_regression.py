@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.evals.regression import Evaluation, assess, history_rows, read_history
-from flows.evals.request import EvalRequest
+from flows.evals.suite import EvalRequest
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.evals.request import EvalRequest
-from flows.evals.suite import Suite, evaluated_model, history_name
+from flows.evals.suite import EvalRequest, Suite, evaluated_model, history_name
 from flows.evals.suite import open_suite as open_requested
 from flows.identity.manifest import Manifest
 from flows.interop.import_model import IMPORTED

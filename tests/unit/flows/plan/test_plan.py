@@ -13,7 +13,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import Lease
-from flows.plan.in_progress import Resume
+from flows.plan.reads import Resume
 from flows.plan.render import render, to_json
 from flows.render.table import as_lines
 from flows.stages import STAGES

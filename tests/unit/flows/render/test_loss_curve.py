@@ -4,7 +4,7 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from flows.render.loss_curve import LossCurves, picture_url
+from flows.render.charts import LossCurves, picture_url
 from nanochat_core.runtime.metrics import rows_of
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from flows.render.paired import delta_of, pair
-from flows.render.score import Delta, Score
+from flows.render.paired import Delta, Score, delta_of, pair
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import Interval, paired_difference
 from tests.support.flows.measured import parquet

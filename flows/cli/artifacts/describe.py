@@ -1,0 +1,110 @@
+"""Describe one artifact for `nanochat ls` and `nanochat plan PROFILE STAGE`: how it came about."""
+
+from collections.abc import Iterator, Sequence
+
+from flows.artifacts.revocations import Revoked, accepted_from
+from flows.cli.output import age
+from flows.cli.progress import count_of
+from flows.identity.manifest import Facts, File, Manifest
+from flows.identity.ref import short
+from flows.render.events import interval, is_end
+from flows.render.table import Table, facts, numbers, texts
+from flows.render.text import duration, number
+
+
+def describe(
+    manifest: Manifest,
+    store: str,
+    *,
+    revoked: Revoked | None,
+    names: Sequence[str] = (),
+    ancestors: Sequence[Revoked] = (),
+    others: Sequence[str] = (),
+) -> Iterator[str | Table]:
+    """Yield facts, files and logs of an artifact.
+
+    Args:
+        manifest: The artifact's manifest.
+        store: URL of its store.
+        revoked: How it was revoked; None if it is valid.
+        names: Of the runs that it is found by.
+        ancestors: Revoked artifacts that it was made from.
+        others: Keys of manifests with the same fingerprint and other contents.
+    """
+    found = _facts(manifest, f"{store}/{manifest.ref.prefix}", revoked, names, ancestors, others)
+    yield facts(found, indent="  ")
+    for what, files in (("file", manifest.files), ("log", manifest.logs)):
+        if files:
+            yield from ("", f"{count_of(len(files), what)}, {sum(f.size for f in files):,} bytes:")
+            yield _files(files)
+
+
+def _files(files: Sequence[File]) -> Table:
+    rows = [(file.path, f"{file.size:,}", short(file.sha256)) for file in files]
+    columns = (*texts("file"), *numbers("bytes"), *texts("sha256"))
+    return Table(columns=columns, rows=rows, head=False, indent="  ")
+
+
+def _facts(
+    manifest: Manifest,
+    url: str,
+    revoked: Revoked | None,
+    names: Sequence[str],
+    ancestors: Sequence[Revoked],
+    others: Sequence[str],
+) -> Iterator[tuple[str, str]]:
+    made = manifest.provenance
+    yield "fingerprint", manifest.fingerprint
+    yield "digest", manifest.digest
+    yield "url", url
+    if names:
+        yield "names", ", ".join(f"{manifest.stage}@{name}" for name in names)
+    if revoked is not None:
+        revocation = revoked.revocation
+        yield "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
+    for ancestor in ancestors:
+        yield "made from", str(ancestor)
+    # An accepted artifact has the bytes of older ones, down the chain of acceptances.
+    if accepted := manifest.accepted:
+        sources = ", ".join(ref.name for ref in accepted_from(manifest))
+        proof = "unproven" if accepted["proof"] is None else "proven"
+        yield "accepted", f"{age(accepted['when'])} by {accepted['who']}: {accepted['why']}"
+        yield "", f"the bytes of {sources}; {proof}"
+    commit = f", commit {short(made.git_commit)}" if made.git_commit else ""
+    yield "made", f"{age(made.created)} by run {made.run}{commit}"
+    for ref in manifest.input_refs:
+        yield "from", ref.name
+    for key in others:
+        yield "diverged", f"another result of the same work: {key}"
+    for metric in _metrics(made.metrics):
+        yield "metric", metric
+    for segment in made.segments:
+        yield "execution", _execution(segment)
+
+
+def _metrics(metrics: Facts) -> Iterator[str]:
+    for name, value in metrics.items():
+        if not is_end(metrics, name):
+            shown = number(value) if isinstance(value, float) else value
+            between = interval(metrics, name)
+            yield f"{name} = {shown}" + (f" ({between})" if between else "")
+
+
+def _execution(segment: Facts) -> str:
+    """Return one execution of the job as text: steps, device, host, time and dollars.
+
+    Fields are optional: a stage without steps has no last_step, a killed execution no end.
+    """
+    words: list[str] = []
+    if segment.get("last_step"):
+        words.append(f"steps {segment['first_step']} to {segment['last_step']}")
+    processes = segment.get("processes", 1)
+    several = f"{processes} processes" if processes > 1 else "1 process"
+    device = f" on {segment['device']}" if "device" in segment else ""
+    host = f" of {segment['host']}" if "host" in segment else ""
+    words.append(f"{several}{device}{host}")
+    if "ended" in segment:
+        words.append(duration(segment["ended"] - segment["started"]))
+    if "dollars" in segment:
+        words.append(f"${segment['dollars']:.2f}")
+    return ", ".join(words)
