@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.runs import Run
-from flows.cli.artifacts.describe import describe
+from flows.cli.describe import describe
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import age, print_result, print_unread
 from flows.identity.ref import short

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flows.cli.artifacts.describe import describe
+from flows.cli.describe import describe
 from flows.cli.output import print_json, print_lines
 from flows.identity.manifest import Manifest
 from flows.plan.plan import STATES, StagePlan
