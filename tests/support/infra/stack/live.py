@@ -37,7 +37,8 @@ HOME = Path(os.environ["NANOCHAT_HOME"])
 def toy(name: str) -> None:
     end_with_worker()
     (HOME / f"{name}.temporary").write_text(tempfile.gettempdir())
-    (HOME / f"{name}.pid").write_text(str(os.getpid()))
+    (HOME / f"{name}.new").write_text(str(os.getpid()))
+    (HOME / f"{name}.new").rename(HOME / f"{name}.pid")  # so that it is never read half written
     try:
         while not (HOME / f"{name}.go").exists():
             time.sleep(0.1)
