@@ -24,6 +24,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
 from nanochat_core.runtime.progress import Progress
+from nanochat_core.train.loop.checkpoint import newest_step
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
 
@@ -105,7 +106,8 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 done += 1
                 quiet.append(step(done))
             stood, began = save(done), time.perf_counter()
-            while checkpointer.is_writing:
+            saved = done
+            while newest_step(job.checkpoints) != saved:
                 done += 1
                 beside.append(step(done))
             saves.append((stood, time.perf_counter() - began))

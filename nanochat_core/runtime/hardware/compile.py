@@ -80,7 +80,7 @@ def compiled_by_shape(
         from torch._dynamo import config
 
         config.recompile_limit, limit = _SHAPES, {}  # torch 2.11 has one limit for all functions
-    return torch.compile(function, dynamic=False, options=options, **limit)
+    return torch.compile(function, dynamic=False, options={**options} if options else None, **limit)
 
 
 @lru_cache(maxsize=64)
