@@ -61,7 +61,7 @@ def test_attention_to_one_key_less_fails(fewer, monkeypatch):
 
 def test_a_runner_that_answers_otherwise_fails(monkeypatch):
     monkeypatch.setattr(native_runner, "unable", lambda *_, **__: "not now")
-    monkeypatch.setattr("nanochat_core.engine.runners.choose.unable", lambda *_: "not now")
+    monkeypatch.setattr("nanochat_core.engine.runners.choose.unable", lambda *_, **__: "not now")
     assert self_test.decoding(CPU, "fp32").state == "ok"
     prefill = TorchRunner.prefill
     monkeypatch.setattr(TorchRunner, "prefill", lambda *args: -prefill(*args))
