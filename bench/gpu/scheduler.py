@@ -183,6 +183,7 @@ class Scheduler:
             if line.strip():
                 entry.errors.append(line)
 
+        self._set(entry, status)  # before the program can print
         self._programs[name] = Program(
             entry.step.argv(dry=self._dry),
             dry=self._dry,
@@ -191,7 +192,6 @@ class Scheduler:
             on_line=show,
             on_error=error,
         )
-        self._set(entry, status)
 
     def _stop(self, why: str) -> None:
         """End all programs."""
