@@ -49,6 +49,7 @@ def ask(
     body: Any = None,
     method: str | None = None,
     may_lack: bool = False,
+    with_password: bool = True,
 ) -> Any:
     """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
@@ -56,8 +57,8 @@ def ask(
     one of NO_ANSWER without an answer of Prefect's, httpx.HTTPStatusError if it refuses.
     """
     headers = {} if body is None else _csrf_headers(api_url)
-    user, _, password = os.environ.get(AUTH, "").partition(":")
-    if not user and (key := os.environ.get("PREFECT_API_KEY")):
+    user, _, password = (os.environ.get(AUTH, "") if with_password else "").partition(":")
+    if with_password and not user and (key := os.environ.get("PREFECT_API_KEY")):
         headers["Authorization"] = f"Bearer {key}"
     try:
         answer = client().request(
@@ -136,12 +137,21 @@ def may_pass(error: httpx.HTTPStatusError) -> bool:
     return error.response.is_server_error or error.response.status_code in _BUSY
 
 
-def admits(api_url: str) -> bool:
+def is_prefect(api_url: str) -> bool:
     """Return whether a Prefect server answers; raise ServerError if it refuses our password.
 
-    So a server that took the port of a home's own does not pass for it.
+    So neither another program nor another server on the port of a home passes for its own.
     """
-    # The health endpoint needs no password, so it cannot show whether ours is right.
+    # The health endpoint needs no password, so it cannot show whether ours is right. Without it:
+    # another program must not get it.
+    try:
+        if ask(api_url, "/health", with_password=False) is not True:
+            return False
+    except httpx.HTTPStatusError as error:  # a proxy before a shared server may ask for one
+        if error.response.status_code not in _NOT_ADMITTED:
+            return False
+    except NO_ANSWER:
+        return False
     try:
         ask(api_url, "/admin/version")
     except httpx.HTTPStatusError as error:
@@ -158,7 +168,7 @@ def admits(api_url: str) -> bool:
 
 def check_answers(api_url: str) -> None:
     """Raise ServerError unless a Prefect server answers at `api_url` and accepts our password."""
-    if not admits(api_url):
+    if not is_prefect(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
             hint="it needs some ten seconds to start; `nanochat down` ends a local one that hangs; "

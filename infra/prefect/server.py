@@ -11,11 +11,9 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,7 +21,8 @@ import psutil
 from filelock import FileLock
 
 from infra.polling import wait_until
-from infra.prefect.access import AUTH, HOST, WEBHOOK, ServerError, admits, configured_api_url
+from infra.prefect.access import AUTH, HOST, WEBHOOK, ServerError, configured_api_url, is_prefect
+from infra.prefect.logs import last_line, spawn
 from infra.storage.files import writing
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import ProcessRef, find_process, start_of
@@ -40,12 +39,6 @@ PROFILE = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
 FOREIGN = (AUTH, "PREFECT_API_KEY", "PREFECT_API_URL")
 # Of a server that the user started: ours has the home's password, or none.
 SERVER_AUTH = "PREFECT_SERVER_API_AUTH_STRING"
-_MAX_LOG = 20_000_000  # bytes; then a log is renamed when its process starts again
-# Lines that Prefect's commands print after a traceback.
-_EMPTY = (
-    *("", "An exception occurred.", "Server stopped!"),
-    "ERROR:    Application startup failed. Exiting.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +88,11 @@ def shared_server(home: Path) -> str | None:
     configured, own = configured_api_url(), find_record(home)
     if configured is None or own is None:
         return configured
-    return None if configured.replace("//localhost:", f"//{HOST}:") == own.api_url else configured
+    if configured.replace("//localhost:", f"//{HOST}:") != own.api_url:
+        return configured
+    # Its own also after its end, unless another program, such as a server of the user's, has the
+    # port.
+    return None if own.process is not None or _is_free(own.port) else configured
 
 
 def find_supervisor(home: Path) -> psutil.Process | None:
@@ -175,7 +172,7 @@ def wait_for_server(
 ) -> None:
     """Wait until `server` answers, or `stop`. Raises ServerError if it ends or takes longer."""
     is_over = wait_until(
-        lambda: server.process is None or stop() or admits(server.api_url), seconds=seconds
+        lambda: server.process is None or stop() or _answers(server), seconds=seconds
     )
     what = f"does not answer on port {server.port} after {seconds:g} s"
     if server.process is None:
@@ -183,6 +180,17 @@ def wait_for_server(
     elif is_over:
         return
     raise ServerError(f"the Prefect server {what}", hint=f"its log is {log_path(home)}")
+
+
+def _answers(server: Server) -> bool:
+    # Another program may have taken the port before the server could open it: it must not get the
+    # password.
+    try:
+        sockets = server.process.net_connections(kind="tcp") if server.process else []
+    except psutil.Error:
+        return False
+    ports = [each.laddr.port for each in sockets if each.status == psutil.CONN_LISTEN]
+    return server.port in ports and is_prefect(server.api_url)
 
 
 def stop_stack(home: Path) -> bool:
@@ -204,6 +212,17 @@ def stop_server(home: Path) -> bool:
     find_server(home)  # collects it, if it is a child of this process
     write_record(home, replace(server, pid=0, start=""))
     return True
+
+
+def forget_dead_server(home: Path) -> None:
+    """Record that no process restarts the home's own server, unless it runs.
+
+    Raises ServerError if the record cannot be written.
+    """
+    last = find_record(home)
+    if last is not None and find_server(home) is None:
+        with writing(server_path(home), ServerError):
+            write_record(home, replace(last, pid=0, start=""))
 
 
 def end_process(process: psutil.Process, seconds: float) -> None:
@@ -310,57 +329,36 @@ def _find_port(ports: Sequence[int]) -> int:
 
     The server opens it seconds later; it ends if another program was first.
     """
-    for port in ports:
-        with contextlib.suppress(OSError, OverflowError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-            return port
+    if (port := next(filter(_is_free, ports), None)) is not None:
+        return port
     raise ServerError(
         f"none of the ports {ports[0]} to {ports[-1]} is free for the Prefect server",
         hint="close a program that listens there",
     )
 
 
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError, OverflowError), socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((HOST, port))
+        return True
+    return False
+
+
 def _spawn_server(home: Path, port: int) -> Server:
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
     command += ["--port", str(port)]
     process = spawn(command, log=log_path(home), environment=_server_environment(home, port))
-    process.returncode = 0  # else Popen warns that the process outlives this command
     start = start_of(process.pid) or ""  # "": it has ended already
     server = Server(port=port, pid=process.pid, start=start)
-    write_record(home, server)
+    try:
+        write_record(home, server)
+    except BaseException:  # no command could find it, and it would have the port
+        process.kill()
+        process.wait()
+        raise
+    process.returncode = 0  # else Popen warns that the process outlives this command
     return server
-
-
-def spawn(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start a command whose output is appended to `log`, in a session of its own.
-
-    So Ctrl-C reaches the caller alone. A log of more than 20 MB is renamed to NAME.1 before. Raises
-    OSError if the command cannot be started.
-    """
-    if log.exists() and log.stat().st_size > _MAX_LOG:
-        shutil.move(log, f"{log}.1")
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command,
-            # Not the caller's: its prefect.toml or .env would configure Prefect.
-            cwd=log.parent,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-
-
-def last_line(log: Path) -> str:
-    """Return the last line that says why a process ended; empty if there is none."""
-    with contextlib.suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line not in _EMPTY), "")
-    return ""
 
 
 def write_record(home: Path, server: Server) -> None:

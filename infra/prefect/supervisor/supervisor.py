@@ -7,6 +7,7 @@ finds it.
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -19,14 +20,14 @@ import psutil
 
 from infra.polling import SLOW_SECONDS, wait_until
 from infra.prefect.access import WEBHOOK, ServerError, check_answers, configured_webhook
+from infra.prefect.logs import last_line, spawn
 from infra.prefect.server import (
     PORTS,
     client_environment,
     find_server,
-    last_line,
+    forget_dead_server,
     own_environment,
     shared_server,
-    spawn,
     start_server,
     stop_server,
     supervisor_lock,
@@ -98,6 +99,7 @@ class Supervisor:
         """Start the server and register; return the API's address, early if a signal came."""
         if self._shared is not None:
             check_answers(self._shared)
+            forget_dead_server(self._home)  # which this supervisor does not restart
             return self._shared
         server = start_server(self._home, ports=self._ports, guarded=self._guarded)
         # From now on it has this port alone: that is the address which workers have.
@@ -131,7 +133,10 @@ class Supervisor:
         self._workers[pool] = spawn(worker_command(pool), log=log, environment=environment)
 
     def _run_registration(self, api_url: str) -> None:
-        """Register the deployments in a process of its own. Raises ServerError if it fails."""
+        """Register the deployments in a process of its own, which a signal ends.
+
+        Raises ServerError if it fails.
+        """
         webhook, log = configured_webhook(), self._home / "prefect" / "register.log"
         environment = {
             **own_environment(),
@@ -140,8 +145,10 @@ class Supervisor:
             "NANOCHAT_HOME": str(self._home),
         }
         with spawn(self._register, log=log, environment=environment) as process:
-            code = process.wait()
-        if code != 0:
+            wait_until(lambda: process.poll() is not None or self._stop.is_set(), seconds=math.inf)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode != 0 and not self._stop.is_set():
             raise ServerError(
                 f"the deployments could not be registered: {last_line(log)}",
                 hint=f"its log is {log}",

@@ -12,9 +12,9 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
 
 from infra.prefect.server import client_environment, own_environment, shared_server
+from nanochat_core.runtime.process_start import start_of
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
 # Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
@@ -22,6 +22,8 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 HEARTBEAT_SECONDS = 30
 SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
+# Process id of the worker, for the runs that it starts.
+_WORKER_VARIABLE = "NANOCHAT_WORKER"
 _MODULE = "infra.prefect.supervisor.workers"
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
@@ -57,12 +59,14 @@ def worker_environment(home: Path, api_url: str, *, store: str | None = None) ->
 def end_with_worker() -> None:
     """Have the kernel end this process when its worker dies, if it runs a flow for a worker.
 
-    As SIGTERM does, so the run saves and reports its end.
+    As SIGTERM does, so the run saves and reports its end. If the worker has died already, while
+    this process imported Prefect, it ends at once.
     """
+    worker = os.environ.pop(_WORKER_VARIABLE, None)
     if "PREFECT__FLOW_RUN_ID" not in os.environ:
         return
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(*_: object) -> None:
         # The worker was the reader of its output: without one each line would raise an error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
@@ -71,6 +75,8 @@ def end_with_worker() -> None:
 
     signal.signal(signal.SIGUSR2, end)
     die_with_parent(signal.SIGUSR2)
+    if worker is not None and start_of(int(worker)) is None:
+        end()
 
 
 def main() -> None:
@@ -78,6 +84,7 @@ def main() -> None:
     # Killed: a worker that gets SIGTERM kills its runs before they have saved.
     die_with_parent(signal.SIGKILL)
     os.environ.pop(LAUNCHER_VARIABLE, None)  # of this process only, not of what it starts
+    os.environ[_WORKER_VARIABLE] = str(os.getpid())
     # Prefect makes /tmp/runner_storage, which belongs to the first user of the machine who has a
     # worker. TMPDIR stays as it is: runs inherit it.
     pool = sys.argv[sys.argv.index("--pool") + 1]

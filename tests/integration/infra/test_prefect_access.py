@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from infra.prefect import access
-from infra.prefect.access import NO_ANSWER, ServerError, admits, client
+from infra.prefect.access import NO_ANSWER, ServerError, client, is_prefect
 from infra.prefect.server import client_environment, own_environment
 from tests.support.serving import QuietHandler, serving
 
@@ -53,10 +53,10 @@ def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
     _remove_proxies(monkeypatch)
     monkeypatch.setenv(variable, guarded.removesuffix("/api"))
-    assert admits("http://prefect.example.org/api")
+    assert is_prefect("http://prefect.example.org/api")
     client.cache_clear()
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    assert admits(guarded)
+    assert is_prefect(guarded)
 
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -71,7 +71,7 @@ def test_the_local_server_is_reached_whatever_the_proxy_is(
     monkeypatch.setenv(variable, f"{proxy}://127.0.0.1:9")
 
     with pytest.raises(ServerError, match="asks for a password"):
-        admits(guarded)
+        is_prefect(guarded)
 
     with httpx.Client() as prefects:  # as Prefect makes its own
         assert prefects.get(f"{guarded}/health").json() is True
@@ -109,7 +109,7 @@ def test_an_environment_that_no_client_can_use_is_one_line_with_a_hint(
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(ServerError, match="Prefect's client cannot be made: ") as caught:
-        admits("http://127.0.0.1:1/api")
+        is_prefect("http://127.0.0.1:1/api")
 
     assert variable.upper() in (caught.value.hint or "")
 
@@ -123,24 +123,41 @@ def _remove_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
 
-    assert admits(guarded)
+    assert is_prefect(guarded)
 
 
 def test_no_password_and_a_wrong_one_are_distinguished(
     guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ServerError, match="asks for a password") as caught:
-        admits(guarded)
+        is_prefect(guarded)
     assert "PREFECT_API_AUTH_STRING" in (caught.value.hint or "")
 
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nanochat:guess")
     with pytest.raises(ServerError, match="refuses PREFECT_API_AUTH_STRING") as caught:
-        admits(guarded)
+        is_prefect(guarded)
     assert "guess" not in f"{caught.value} {caught.value.hint}"
 
 
 def test_a_server_that_does_not_answer_refuses_no_password() -> None:
-    assert not admits("http://127.0.0.1:1/api")
+    assert not is_prefect("http://127.0.0.1:1/api")
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 422])
+def test_another_program_is_no_prefect_server_and_gets_no_password(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    class Another(QuietHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.reply(status, b"{}")
+
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
+    with serving(Another) as port:
+        assert not is_prefect(f"http://127.0.0.1:{port}/api")
+    assert seen == [None]
 
 
 def test_clients_get_the_password_and_the_database_stays_with_the_server(
@@ -171,7 +188,7 @@ def test_what_is_no_answer_or_half_of_one_is_none(answer: bytes) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-        assert not admits(url)
+        assert not is_prefect(url)
         with pytest.raises(NO_ANSWER):
             access.ask(url, "/admin/version")
         thread.join()

@@ -8,11 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from infra.prefect import server as server_module
 from infra.prefect.access import AUTH, ServerError, check_answers
 from infra.prefect.server import (
     Server,
@@ -142,6 +144,11 @@ def test_a_variable_that_names_the_homes_own_server_names_no_shared_one(
     assert os.environ[AUTH] == find_password(home)
     stop_server(home)
     assert shared_server(home) is None
+    with socket.create_server(("127.0.0.1", server.port)):  # such as a server of the user's own
+        assert shared_server(home) == f"http://{host}:{server.port}/api"
+        monkeypatch.setenv(AUTH, "another-servers:password")
+        adopt_password(home)
+        assert os.environ[AUTH] == "another-servers:password"
     assert shared_server(silent / "another") == f"http://{host}:{server.port}/api"
 
 
@@ -211,6 +218,27 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
     with pytest.raises(ServerError, match="does not answer on port 1"):
         wait_for_server(tmp_path, silent, seconds=0.2)
+
+
+def test_another_program_that_took_the_port_does_not_pass_for_the_server(
+    silent: Path, foreign_port: int
+) -> None:
+    server = start_server(silent / "home")
+    with pytest.raises(ServerError, match=f"does not answer on port {foreign_port}"):
+        wait_for_server(silent, replace(server, port=foreign_port), seconds=0.2)
+
+
+def test_a_server_whose_record_cannot_be_written_is_ended(
+    silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(server_module, "write_record", fail)
+    before = psutil.Process().children()
+    with pytest.raises(ServerError, match="cannot be written: no space left"):
+        start_server(silent / "home")
+    assert psutil.Process().children() == before
 
 
 def test_a_home_that_cannot_be_written_is_a_mistake_of_a_person(tmp_path: Path) -> None:

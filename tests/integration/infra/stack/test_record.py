@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.prefect import logs
 from infra.prefect import server as server_module
 from infra.prefect.access import AUTH, ServerError
+from infra.prefect.logs import last_line, spawn
 from infra.prefect.server import (
     Server,
     find_supervisor,
-    last_line,
-    spawn,
     start_server,
     stop_stack,
     supervisor_lock,
@@ -51,6 +51,18 @@ child = subprocess.Popen([sys.executable, "-c", run], start_new_session=True)
 signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(0)))
 Path("run").write_text(str(child.pid))
 time.sleep(600)
+"""
+# A run that imports until its worker has died.
+LATE = """
+import os, signal, sys, time
+from pathlib import Path
+from infra.prefect.supervisor.workers import end_with_worker
+
+while not Path("go").exists():
+    time.sleep(0.05)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path("saved").touch()))
+end_with_worker()
+Path("late").touch()
 """
 SAVES = "lambda *_: sys.exit(Path('saved').touch())"
 
@@ -168,7 +180,7 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from infra.prefect.server import spawn\n"
+        "from infra.prefect.logs import spawn\n"
         "from infra.prefect.supervisor.workers import worker_command, worker_environment\n"
         "home = Path.cwd()\n"
         "environment = worker_environment(home, 'http://127.0.0.1:1/api')\n"
@@ -186,6 +198,32 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
     wait_for(lambda: not worker.is_running(), "the end of the worker")
 
 
+def test_a_run_whose_worker_died_during_its_imports_saves_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "prefect.py").write_text(  # a worker; see above
+        f"run = {LATE!r}\n"
+        "import os, subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "os.environ['PREFECT__FLOW_RUN_ID'] = 'of a run'\n"
+        "run = subprocess.Popen([sys.executable, '-c', run], start_new_session=True)\n"
+        "Path('new').write_text(str(run.pid))\n"
+        "Path('new').rename('run')\n"
+        "time.sleep(600)\n"
+    )
+    environment = {**os.environ, "NANOCHAT_HOME": str(tmp_path)}
+    command = worker_command("cpu")
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as worker:
+        wait_for((tmp_path / "run").exists, "the run")
+        worker.kill()
+    (tmp_path / "go").touch()
+    run = psutil.Process(int((tmp_path / "run").read_text()))
+    try:
+        wait_for(lambda: not run.is_running() or (tmp_path / "late").exists(), "the run's end")
+        assert (tmp_path / "saved").exists()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            run.kill()
+
+
 def test_a_long_log_is_renamed_when_its_process_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +231,7 @@ def test_a_long_log_is_renamed_when_its_process_starts_again(
     for text in ("early", "old", "new"):
         command = [sys.executable, "-c", f"print('{text}\\nAn exception occurred.\\n')"]
         assert spawn(command, log=log, environment=os.environ).wait() == 0
-        monkeypatch.setattr(server_module, "_MAX_LOG", 0 if text == "old" else 1000)
+        monkeypatch.setattr(logs, "_MAX_LOG", 0 if text == "old" else 1000)
 
     assert last_line(log) == "new"
     assert log.with_name("server.log.1").read_text().startswith("early\nAn exception occurred.\n")

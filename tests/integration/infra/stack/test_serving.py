@@ -3,6 +3,7 @@
 The server here is a small program that answers as Prefect's does when it is asked for its health.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,15 @@ import pytest
 
 from infra.prefect import server as server_module
 from infra.prefect.access import AUTH, ServerError
-from infra.prefect.server import Server, find_server, start_server, stop_server
+from infra.prefect.server import (
+    Server,
+    find_record,
+    find_server,
+    start_server,
+    stop_server,
+    wait_for_server,
+    write_record,
+)
 from infra.prefect.supervisor import supervisor as supervisor_module
 from infra.prefect.supervisor.supervisor import Supervisor
 from tests.support.infra.ports import quiet_port
@@ -183,6 +192,45 @@ def test_a_registration_that_fails_ends_up_with_the_last_line_of_its_log(
     )
     assert caught.value.hint == f"its log is {tmp_path / 'prefect' / 'register.log'}"
     assert (find_server(tmp_path) is not None) == is_adopted
+
+
+def test_a_signal_ends_the_registration(tmp_path: Path) -> None:
+    waits = "import time; time.sleep(600)"
+    seen: list[psutil.Process] = []
+
+    def find() -> bool:
+        seen[:] = [each for each in psutil.Process().children() if waits in each.cmdline()]
+        return bool(seen)
+
+    def end() -> None:
+        wait_for(find, "the registration")
+        os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            seen[0].wait(20)
+            return
+        seen[0].kill()
+        seen.clear()  # it was not ended
+
+    work = threading.Thread(target=end)
+    work.start()
+    supervise(tmp_path, said=[], register=(PYTHON, "-c", waits)).run(lambda api_url: None)
+    work.join()
+    assert seen
+
+
+def test_a_supervisor_of_a_shared_server_restarts_no_server_of_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another, home = tmp_path / "another", tmp_path / "home"
+    server = start_server(another, ports=[quiet_port()])
+    wait_for_server(another, server)
+    write_record(home, Server(port=1, pid=os.getpid(), start="of one that ended"))
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+
+    once_up(supervise(home, said=[]), threading.Thread())
+
+    assert find_record(home) == Server(port=1, pid=0, start="")
+    stop_server(another)
 
 
 @pytest.mark.parametrize(
