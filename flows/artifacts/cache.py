@@ -258,6 +258,8 @@ def _drop(entry: _Entry) -> bool:
             entry.directory.rename(entry.unfinished)
             shutil.rmtree(entry.unfinished, ignore_errors=True)
         return True
+    except OSError:  # files of `unfinished` are left, as on NFS while a process has them open
+        return False
     finally:
         os.close(descriptor)
 

@@ -16,6 +16,8 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from flows.identity.record_types import Digest, Name, Time, read_record
@@ -179,9 +181,12 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
-    """Yield every run called `name`, newest first; read lazily, since most callers stop early."""
-    for _, key in listed_runs(store, name):
-        if (run := find_run(store, key)) is not None and run.name == name:
+    """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
+    ids = [run for _, run in listed_runs(store, name)]
+    find = partial(find_run, store)
+    # The first alone: most callers stop there.
+    for run in chain(map(find, ids[:1]), in_parallel(find, ids[1:])):
+        if run is not None and run.name == name:
             yield run
 
 

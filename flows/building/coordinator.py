@@ -110,8 +110,8 @@ class Coordinator:
         deadline = time.monotonic() + self._terms.meet
         waiting = WaitLog(self._log, every=self._terms.report)
         while True:
-            if said := self._said():
-                raise said[0]
+            if errors := self._reports():
+                raise errors[0]
             here = {n: peer.status.state for n, peer in self._peers.items() if not peer.lost}
             missing = [n for n in range(1, self._start.nodes) if here.get(n) != "ready"]
             if not missing:
@@ -155,12 +155,14 @@ class Coordinator:
         # retryable report may be an echo too: wait until every node has reported. The ranks of the
         # one that failed first end, then it uploads what they saved.
         deadline = time.monotonic() + self._grace + MARGIN_SECONDS
-        while is_retryable(reason := min([*self._said(), *self._gone(), error], key=is_retryable)):
+        while is_retryable(
+            reason := min([*self._reports(), *self._gone(), error], key=is_retryable)
+        ):
             if time.monotonic() > deadline or all(p.has_ended for p in self._peers.values()):
                 break
             if self._lease.ending.wait(POLL_SECONDS):
                 break
-        if any(isinstance(said, OutOfMemory) for said in self._said()):
+        if any(isinstance(report, OutOfMemory) for report in self._reports()):
             note_too_large(self._job)  # the next attempt has a size that fits all nodes
         if reason is not error or not is_retryable(error):
             return reason
@@ -234,7 +236,7 @@ class Coordinator:
                 self.ending.set()
             gone = self._gone()
             # Before the ranks start, another process may still take the place of one that is gone.
-            if self._start.endpoint is None or not (gone or self._said()):
+            if self._start.endpoint is None or not (gone or self._reports()):
                 continue
             failed_since = failed_since or time.monotonic()
             # Normally our own ranks fail or save first, and that ends the attempt. After this many
@@ -244,7 +246,7 @@ class Coordinator:
             if gone or time.monotonic() - failed_since > self._grace:
                 self.ending.set()
 
-    def _said(self) -> list[StageError]:
+    def _reports(self) -> list[StageError]:
         """Return the errors that other nodes reported, those that a retry cannot fix first."""
         reasons = [self._reason_of(peer) for peer in list(self._peers.values())]
         return sorted((reason for reason in reasons if reason), key=is_retryable)

@@ -7,6 +7,7 @@ wait in the scheduler's queue.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -28,6 +29,8 @@ MISTAKES = (1, 2)  # exit codes of a command that ends with an error that a retr
 # Of the ranks, unless the request says another. A cancelled Slurm job has less: KillWait, 30 s by
 # default.
 GRACE_SECONDS = 90.0
+# Of node 0, which repeats the others' errors; `srun --label` writes the node before each line.
+_ERROR_PREFIX = re.compile(r"(?: *0: +)?(error|hint): (.*)")
 
 T = TypeVar("T")
 
@@ -38,8 +41,8 @@ def build_on_gang(
     """Build a request on a gang, or return its artifact if the store has it.
 
     An exception from outside (a signal) cancels the gang only if `is_cancelled`: otherwise it
-    continues, and the next call finds it. Raises StageError if it failed by a mistake, which its
-    lines in the log say, or was cancelled, TransientStageError if it was lost or its scheduler does
+    continues, and the next call finds it. Raises StageError with the gang's own message if it
+    failed by a mistake or was cancelled, TransientStageError if it was lost or its scheduler does
     not answer for PATIENCE, GangError if the scheduler refuses it.
     """
     following = _Following(
@@ -70,7 +73,7 @@ def _build(request: StageRequest, following: "_Following", watch: Watch) -> Buil
         following.log(gangs.describe(gang))
         state = following.wait_for_end(gang)
         if (manifest := find()) is None:
-            raise _reason(gangs.describe(gang), state)
+            raise _reason(gangs.describe(gang), state, following.last_error)
     return finish(context, manifest, began=began)
 
 
@@ -98,12 +101,13 @@ def _find_or_submit(gangs: Gangs, request: StageRequest) -> str:
     )
 
 
-def _reason(gang: str, state: GangState) -> StageError:
-    """Return the error of a gang that ended without an artifact."""
+def _reason(gang: str, state: GangState, last_error: dict[str, str]) -> StageError:
+    """Return the error of a gang that ended without an artifact. `last_error` is its own."""
     if state.phase == "cancelled":
         return StageError(f"{gang} was cancelled: {state.text}", hint="press Retry to resume")
     if state.phase == "failed" and state.exit_code in MISTAKES:
-        return StageError(f"{gang} failed: {state.text}", hint="its lines in the log above say why")
+        text = last_error.get("error") or f"{gang} failed: {state.text}"
+        return StageError(text, hint=last_error.get("hint"))
     if state.phase == "finished":
         text, hint = "it ended well, without an artifact", "give its nodes the same store"
         return TransientStageError(f"{gang}: {text}", hint=hint)
@@ -115,6 +119,7 @@ class _Following:
 
     def __init__(self, gangs: Gangs, log: Callable[[str], None]) -> None:
         self.log = log
+        self.last_error: dict[str, str] = {}  # the last line "error: ...", and its hint
         self.gangs = gangs
         self.gang: str | None = None  # its id, once it is known
         self._after = ""  # where its new lines begin
@@ -132,17 +137,14 @@ class _Following:
             time.sleep(SLOW_SECONDS)
 
     def cancel(self, name: str) -> None:
-        """Cancel the gang; while its id is unknown, the one of this name.
+        """Cancel the gang of this name, and one whose submission got no answer.
 
         If the scheduler refuses or does not answer, logs which gang still runs.
         """
-        gang = self.gang
         try:
-            gang = gang or self.ask(lambda: self.gangs.find(name), CANCEL_PATIENCE)
-            if gang is not None:
-                found = gang
-                self.ask(lambda: self.gangs.cancel(found), CANCEL_PATIENCE)
+            self.ask(lambda: self.gangs.cancel(name), CANCEL_PATIENCE)
         except StageError as error:
+            gang = self.gang
             which = self.gangs.describe(gang) if gang else f"gang {name}, if it exists,"
             self.log(f"{which} still runs: {error}")
 
@@ -172,6 +174,9 @@ class _Following:
             return False
         for line in lines:
             self.log(line)
+            if (found := _ERROR_PREFIX.match(line)) is not None:
+                previous = self.last_error if found[1] == "hint" else {}
+                self.last_error = {**previous, found[1]: found[2]}
         return bool(lines)
 
     def _report(self, subject: str, text: str) -> None:

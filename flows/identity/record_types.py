@@ -31,7 +31,7 @@ from infra.storage.base import check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
 _R = TypeVar("_R")
-_MOST = 2**63  # programs that read our JSON, and tables, have no larger integers
+_MAX_INTEGER = 2**63  # programs that read our JSON, and tables, have no larger integers
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
@@ -147,7 +147,7 @@ def _plain(expected: type[Any], value: Any, at: str) -> Any:
     fits = (int, float) if expected is float else (expected,)
     if type(value) not in fits:
         raise _wrong(at, value, expected.__name__)
-    if expected is int and not -_MOST <= value < _MOST:
+    if expected is int and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         raise _wrong(at, value, "an integer of 64 bits")
     return value
 

@@ -120,17 +120,17 @@ def _check_ended(request: StageRequest, run: FlowRun) -> None:
     # A shared request of another caller may end because that caller was cancelled.
     if f"run:{request.run}" not in run.tags:
         return
-    said = (run.state.message if run.state else None) or "no reason was given"
+    reason = (run.state.message if run.state else None) or "no reason was given"
     if run.state_type == StateType.FAILED:
-        message, _, hint = said.partition(HINT)
+        message, _, hint = reason.partition(HINT)
         raise StageError(message, hint=hint or None)
     if run.state_type == StateType.CANCELLED:
         raise StageError(
-            f"{request.ref.name} was cancelled: {said}",
+            f"{request.ref.name} was cancelled: {reason}",
             hint="run the same command again, or press Retry, to resume",
         )
     if run.state_type == StateType.CRASHED:
-        message, _, hint = said.partition(HINT)
+        message, _, hint = reason.partition(HINT)
         raise TransientStageError(f"{request.ref.name} was lost: {message}", hint=hint or None)
     if run.state_type == StateType.COMPLETED:
         raise TransientStageError(

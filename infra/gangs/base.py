@@ -56,8 +56,8 @@ class Gangs(Protocol):
         """Return a gang's state."""
         ...
 
-    def cancel(self, gang: str) -> None:
-        """Stop a gang: its processes get SIGTERM, and are not restarted. Idempotent."""
+    def cancel(self, name: str) -> None:
+        """Stop all gangs of this name: processes get SIGTERM, and are not restarted. Idempotent."""
         ...
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:

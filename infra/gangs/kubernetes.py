@@ -79,10 +79,10 @@ class Kubernetes:
         text = f"{'active' if is_running else 'waiting'}, {status.get('restarts', 0)} restarts"
         return GangState(phase="running" if is_running else "queued", text=text)
 
-    def cancel(self, gang: str) -> None:
+    def cancel(self, name: str) -> None:
         """Delete the JobSet: its pods get SIGTERM, and SIGKILL after their grace period."""
         delete = self._jobsets.delete_namespaced_custom_object
-        _ask(delete, *self._kind, gang, propagation_policy="Foreground")
+        _ask(delete, *self._kind, name, propagation_policy="Foreground")
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         """Return the new lines of pod 0; `after` is the time of the last one."""

@@ -78,9 +78,9 @@ class Slurm:
         state, _, code = line.partition("|")
         return _state(state.split()[0], "None", code)  # "CANCELLED by 1000"
 
-    def cancel(self, gang: str) -> None:
-        """Cancel the job: SIGTERM now, SIGKILL after Slurm's KillWait."""
-        _run("scancel", "--quiet", gang)
+    def cancel(self, name: str) -> None:
+        """Cancel the user's jobs of this name: SIGTERM now, SIGKILL after Slurm's KillWait."""
+        _run("scancel", "--quiet", "--me", f"--name={name}")
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         """Return the new whole lines of the job's log; `after` is the byte where they begin."""

@@ -211,7 +211,8 @@ def test_cancel_saves_and_a_caller_that_is_only_stopped_leaves_the_gang_alone(
 def test_a_gang_that_is_cancelled_in_slurm_ends_its_caller(caller: Caller) -> None:
     with ThreadPoolExecutor() as pool:
         building = pool.submit(caller.build)
-        caller.slurm.cancel(caller.wait_for_checkpoint())
+        caller.wait_for_checkpoint()
+        caller.slurm.cancel(gang_name(caller.request))
         with pytest.raises(StageError, match=r"Slurm job .* was cancelled"):
             building.result()
 

@@ -49,6 +49,12 @@ def test_a_job_has_the_name_nodes_and_gpus_of_the_gang_and_runs_alone(
     )
 
 
+def test_a_cancel_ends_all_jobs_of_the_name(play: Play, tmp_path: Path) -> None:
+    """A submission that got no answer may have been carried out, and repeated."""
+    play(scancel=f'printf "%s\\n" "$@" > {tmp_path}/words').cancel("sft-1a2b")
+    assert (tmp_path / "words").read_text().split() == ["--quiet", "--me", "--name=sft-1a2b"]
+
+
 def test_a_job_is_no_flow_run(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "h100")

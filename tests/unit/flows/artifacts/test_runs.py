@@ -113,6 +113,22 @@ def test_of_many_runs_only_those_asked_for_are_read(tmp_path):
     assert len(store.gets) == 40
 
 
+def test_many_runs_are_read_at_the_same_time(tmp_path):
+    """A mistyped stage of a name is looked for in all of them, each a request to the store."""
+
+    class Meeting(LocalStore):
+        def get(self, key: str, *, size: int | None = None) -> bytes:
+            if key.startswith("runs/") and key != f"runs/{newest}.json":
+                barrier.wait(10)
+            return super().get(key, size=size)
+
+    barrier, newest = threading.Barrier(8), run_id("tiny", 8)
+    store = Meeting(tmp_path / "store")
+    for number in range(9):
+        put_run(store, run_id("tiny", number))
+    assert len(list(newest_runs(store, "tiny"))) == 9
+
+
 def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_path):
     store = Counting(tmp_path / "store")
     for number, name in enumerate(("tiny", "d12", "a", "z", "d12", "tiny")):
