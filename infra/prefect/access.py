@@ -114,7 +114,7 @@ def _csrf_headers(api_url: str) -> dict[str, str]:
 
 def find_refusal(error: Exception) -> ConfigError | None:
     """Return the error of a request that the server refuses, and would refuse again; else None."""
-    if not isinstance(error, httpx.HTTPStatusError) or may_pass(error):
+    if not isinstance(error, httpx.HTTPStatusError) or is_transient(error):
         return None
     response = error.response
     text = response.text
@@ -123,16 +123,16 @@ def find_refusal(error: Exception) -> ConfigError | None:
         text = str(tree.get("detail") or tree.get("exception_detail") or text)
     except (ValueError, AttributeError):  # not JSON, or no object
         pass
-    said = " ".join(text.split())[:_MAX_SHOWN] or response.reason_phrase
+    message = " ".join(text.split())[:_MAX_SHOWN] or response.reason_phrase
     return ConfigError(
-        f"Prefect refuses ({response.status_code}): {said}",
+        f"Prefect refuses ({response.status_code}): {message}",
         hint=f"set {AUTH} as it is set for the server"
         if response.status_code in _NOT_ADMITTED
         else "if its deployments are missing or of another version: `nanochat up --register`",
     )
 
 
-def may_pass(error: httpx.HTTPStatusError) -> bool:
+def is_transient(error: httpx.HTTPStatusError) -> bool:
     """Return whether the same request may succeed later: the server has failed, or is busy."""
     return error.response.is_server_error or error.response.status_code in _BUSY
 
@@ -171,6 +171,7 @@ def check_answers(api_url: str) -> None:
     if not is_prefect(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
-            hint="it needs some ten seconds to start; `nanochat down` ends a local one that hangs; "
-            "without PREFECT_API_URL a local one is used and started by itself",
+            hint="without PREFECT_API_URL a local one is used and started by itself"
+            if api_url == configured_api_url()
+            else "it needs some ten seconds to start; `nanochat down` ends one that hangs",
         )

@@ -20,7 +20,7 @@ from nanochat_core.errors import ConfigError
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed after a crash: see supervisor/runs.py
 RESUMES = "nanochat.resumes"  # label: how often a run was resumed since it last got further
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
-MOST = 200  # objects in an answer
+PAGE_SIZE = 200  # objects in an answer
 _SUBMISSION = RetryPolicy(tries=4, longest_wait=SLOW_SECONDS)  # of a request that creates a run
 _unanswered: dict[str, float] = {}  # URL of an API -> when it last did not answer
 
@@ -133,7 +133,7 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
     if api_url is None or time.monotonic() - since < ANSWER_SECONDS:
         return None
     chosen = {"operator": "or_", "name": {"any_": [run]}, "tags": {"all_": [f"run:{run}"]}}
-    body = {"flow_runs": chosen, "limit": MOST}
+    body = {"flow_runs": chosen, "limit": PAGE_SIZE}
     try:
         adopt_password(home)
         return [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
@@ -193,13 +193,13 @@ def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
     body = {
         "flow_runs": {"id": {"any_": [flow_run]}},
         "task_runs": {"state": {"type": {"any_": LIVE}}},
-        "limit": MOST,
+        "limit": PAGE_SIZE,
     }
     for task_run in ask(api_url, "/task_runs/filter", body=body):
         # Forced: Prefect's rules let the end of a task run through from its own process only.
         set_state(api_url, task_run["id"], "CRASHED", why, force=True, of="task_runs")
     bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
-    for bar in ask(api_url, "/artifacts/filter", body={"artifacts": bars, "limit": MOST}):
+    for bar in ask(api_url, "/artifacts/filter", body={"artifacts": bars, "limit": PAGE_SIZE}):
         if bar["data"] != 100:
             # With a body, since only requests with one carry the token that the server wants.
             ask(api_url, f"/artifacts/{bar['id']}", body={}, method="DELETE", may_lack=True)

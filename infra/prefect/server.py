@@ -39,6 +39,7 @@ PROFILE = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH")
 FOREIGN = (AUTH, "PREFECT_API_KEY", "PREFECT_API_URL")
 # Of a server that the user started: ours has the home's password, or none.
 SERVER_AUTH = "PREFECT_SERVER_API_AUTH_STRING"
+_children: set[int] = set()  # servers that this process started, until they are collected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +78,9 @@ def find_server(home: Path) -> Server | None:
     server = find_record(home)
     if server is None or server.process is not None:
         return server
-    if server.pid:
-        with contextlib.suppress(ChildProcessError):  # of another process
-            os.waitpid(server.pid, os.WNOHANG)  # else it stays a zombie of the supervisor
+    if server.pid in _children:
+        _children.remove(server.pid)
+        os.waitpid(server.pid, os.WNOHANG)  # else it stays a zombie of the supervisor
     return None
 
 
@@ -122,8 +123,10 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
                 _check_not_restarted(home)
                 if not guarded:
                     password_path(home).unlink(missing_ok=True)
-                elif find_password(home) is None:
-                    _make_password(home)
+                else:
+                    if find_password(home) is None:
+                        _make_password(home)
+                    password_path(home).chmod(0o600)  # also a copy that other users could read
                 server = _spawn_server(home, _find_port(ports))
     adopt_password(home)
     return server
@@ -357,6 +360,7 @@ def _spawn_server(home: Path, port: int) -> Server:
         process.kill()
         process.wait()
         raise
+    _children.add(process.pid)
     process.returncode = 0  # else Popen warns that the process outlives this command
     return server
 

@@ -15,7 +15,7 @@ from infra.placement import NO_POOL, ONE_STAGE, check_pool_name
 from nanochat_core.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
-_ANEW = "`nanochat down` stops it; then give the same command again"
+_RESTART_HINT = "`nanochat down` stops it; then give the same command again"
 # A process of its own, so that the supervisor, which lives for months, need not import Prefect.
 REGISTER = (sys.executable, "-m", "deployments.deploy")
 
@@ -74,6 +74,10 @@ def up(
         )
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
+    if NO_POOL in pool and len(pool) > 1:
+        raise ConfigError(
+            f"--pool {NO_POOL} excludes other pools", hint="give it alone, or omit it"
+        )
     pools = () if pool == (NO_POOL,) else pool or POOLS
     for name in pools:
         check_pool_name(name)
@@ -87,9 +91,9 @@ def up(
         # A server may run without workers: `nanochat run` started it.
         of_server, of_workers = port or no_password, pool or place.store
         if is_ours and of_server and find_server(home):
-            raise ConfigError("a server runs already", hint=_ANEW)
+            raise ConfigError("a server runs already", hint=_RESTART_HINT)
         if not is_ours and (of_server or of_workers):
-            raise ConfigError("server and workers are up already", hint=_ANEW)
+            raise ConfigError("server and workers are up already", hint=_RESTART_HINT)
         if not is_ours:
             running_server(home)
             print_lines(_lines(place, shared))

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from infra.prefect.access import NO_ANSWER, ask, find_refusal
-from infra.prefect.flow_runs import AUTO_RESUME, MOST, RESUMES, end_task_runs, set_state
+from infra.prefect.flow_runs import AUTO_RESUME, PAGE_SIZE, RESUMES, end_task_runs, set_state
 from infra.prefect.supervisor.workers import SILENT_SECONDS
 from nanochat_core.runtime.process_start import start_of
 
@@ -139,8 +139,8 @@ class RunWatch:
 def _find(api_url: str, *states: str) -> list[dict[str, Any]]:
     """Return deployed runs of our flows in these states, those that ended last first."""
     chosen = {"state": {"type": {"any_": states}}, "deployment_id": {"is_null_": False}}
-    body = {"flow_runs": chosen, "flows": {"name": {"any_": FLOWS}}}
-    return ask(api_url, "/flow_runs/filter", body={**body, "sort": "END_TIME_DESC", "limit": MOST})
+    body = {"flow_runs": chosen, "flows": {"name": {"any_": FLOWS}}, "sort": "END_TIME_DESC"}
+    return ask(api_url, "/flow_runs/filter", body={**body, "limit": PAGE_SIZE})
 
 
 def _heartbeats(api_url: str, runs: list[str], *, since: datetime) -> dict[str, str]:

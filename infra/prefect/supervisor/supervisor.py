@@ -66,6 +66,7 @@ class Supervisor:
         self._log = log
         self._stop = threading.Event()
         self._shared = shared_server(home)
+        self._logged: dict[str, str] = {}  # process -> the last line about it
         self._workers: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(pools)
 
     def run(self, on_ready: Callable[[str], None]) -> None:
@@ -80,12 +81,12 @@ class Supervisor:
             try:
                 api_url = self._start()
                 if not self._stop.is_set():
-                    self._start_what_ended(api_url)
+                    self._restart_ended(api_url)
                     keeps_server = self._shared is not None
                     on_ready(api_url)
                 watch = RunWatch(self._log, is_own=self._shared is None)
                 while not self._stop.wait(SLOW_SECONDS):
-                    self._start_what_ended(api_url)
+                    self._restart_ended(api_url)
                     watch.poll(api_url)
             finally:
                 self._log("stopping")
@@ -111,23 +112,37 @@ class Supervisor:
             self._run_registration(server.api_url)
         return server.api_url
 
-    def _start_what_ended(self, api_url: str) -> None:
+    def _restart_ended(self, api_url: str) -> None:
         """Start the server and the workers that do not run. An error is logged."""
-        try:
-            if self._shared is None and find_server(self._home) is None:
+        if self._shared is None and find_server(self._home) is None:
+            with self._logging_errors("server"):
                 server = start_server(self._home, ports=self._ports, guarded=self._guarded)
-                self._log(f"server: ended; started again as process {server.pid}")
-            for pool, worker in self._workers.items():
-                if worker is None or worker.poll() is not None:
+                self._log_new("server", f"ended; started again as process {server.pid}")
+        for pool, worker in self._workers.items():
+            if worker is None or worker.poll() is not None:
+                with self._logging_errors(f"worker {pool}"):
                     self._start_worker(pool, api_url)
+
+    @contextlib.contextmanager
+    def _logging_errors(self, process: str) -> Generator[None]:
+        try:
+            yield
         except (ServerError, OSError) as error:  # a full disk, for example; runs continue
-            self._log(f"server or worker not started: {error}")
+            hint = f"; hint: {error.hint}" if isinstance(error, ServerError) and error.hint else ""
+            self._log_new(process, f"not started: {error}{hint}")
+
+    def _log_new(self, process: str, line: str) -> None:
+        """Log a line about a process unless it is the last one about it, five seconds ago."""
+        if self._logged.get(process) != line:
+            self._log(f"{process}: {line}")
+        self._logged[process] = line
 
     def _start_worker(self, pool: str, api_url: str) -> None:
         log = self._home / "prefect" / f"worker-{pool}.log"
         if (before := self._workers[pool]) is not None:
             code = before.returncode
-            self._log(f"worker {pool}: ended ({code}): {last_line(log)}; its log is {log}")
+            why = f"ended ({code}): {last_line(log)}; its log is {log}"
+            self._log_new(f"worker {pool}", why)
         environment = worker_environment(self._home, api_url, store=self._store)
         self._workers[pool] = None
         self._workers[pool] = spawn(worker_command(pool), log=log, environment=environment)
@@ -184,7 +199,8 @@ def end_workers(workers: Iterable[subprocess.Popen[bytes]]) -> None:
         # Stopped before its runs are listed, so that it begins no other. Not SIGTERM: a worker
         # that gets it kills its runs before they have saved.
         worker.send_signal(signal.SIGSTOP)
-        runs += [run.pid for run in psutil.Process(worker.pid).children()]
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+            runs += [run.pid for run in psutil.Process(worker.pid).children()]
         worker.kill()
         worker.wait()
     living = {pid: start for pid in runs if (start := start_of(pid)) is not None}

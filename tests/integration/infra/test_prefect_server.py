@@ -113,7 +113,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         stop_server(home)
 
 
-def test_a_taken_port_is_passed_over_and_the_address_stays_after_the_end(silent: Path) -> None:
+def test_a_taken_port_is_left_out_and_the_address_stays_after_the_end(silent: Path) -> None:
     home = silent / "a"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -174,8 +174,10 @@ def test_a_password_is_made_once_for_its_owner_alone(silent: Path) -> None:
     assert re.fullmatch(r"nanochat:[\w-]{32}", password or "")
     assert stat.S_IMODE(password_path(home).stat().st_mode) == 0o600
     stop_server(home)
+    password_path(home).chmod(0o644)
     start_server(home)
     assert find_password(home) == password
+    assert stat.S_IMODE(password_path(home).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])

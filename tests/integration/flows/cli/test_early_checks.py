@@ -59,4 +59,6 @@ def test_a_name_that_no_pool_can_have_is_refused(terminal, command, tmp_path):
         error, hint = terminal.fails(*command.split(), "--pool", name)
         assert error == f"{name!a} cannot be the name of a work pool"
         assert "gpu-a100" in hint
+    error, _ = terminal.fails(*command.split(), "--pool", "none", "--pool", "cpu")
+    assert error == "--pool none excludes other pools"
     assert not (tmp_path / PREFECT).exists()

@@ -151,6 +151,15 @@ def test_a_run_saves_when_its_worker_is_ended(
     assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_worker_that_has_just_ended_keeps_no_other_from_being_ended() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, "its end")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as living:
+        end_workers([ended, living])
+
+        assert living.returncode == -signal.SIGKILL
+
+
 def test_a_run_that_ignores_the_request_is_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -124,15 +125,31 @@ def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
     assert not psutil.pid_exists(second.pid)
 
 
+def count_workers(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that grows by one with each worker that is started."""
+    started: list[None] = []
+    environment = supervisor_module.worker_environment
+
+    def count(*arguments: Any, **options: Any) -> dict[str, str]:
+        started.append(None)
+        return environment(*arguments, **options)
+
+    monkeypatch.setattr(supervisor_module, "worker_environment", count)
+    return started
+
+
 def test_what_keeps_a_server_from_starting_again_is_logged_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     fails = threading.Event()
+    tries: list[None] = []
+    workers = count_workers(monkeypatch)
 
     def start(home: Path, **options: object) -> Server:
         if fails.is_set():
-            raise ServerError("the disk is full")
+            tries.append(None)
+            raise ServerError("the disk is full", hint="make room")
         return start_server(home, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(supervisor_module, "start_server", start)
@@ -142,36 +159,47 @@ def test_what_keeps_a_server_from_starting_again_is_logged_and_tried_again(
         first = find_server(tmp_path)
         assert first is not None
         os.kill(first.pid, signal.SIGKILL)
-        line = "server or worker not started: the disk is full"
-        wait_for(lambda: said.count(line) > 2, "three tries")
+        ends = len(workers)
+        wait_for(lambda: len(tries) > 2, "three tries")
+        wait_for(lambda: len(workers) > ends, "a worker")  # of which each ends at once
         fails.clear()
         wait_for(lambda: find_server(tmp_path) is not None, "another server")
 
-    once_up(supervise(tmp_path, said=said), threading.Thread(target=kill))
+    once_up(supervise(tmp_path, "gpu", said=said), threading.Thread(target=kill))
+
+    assert said.count("server: not started: the disk is full; hint: make room") == 1
 
 
-def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged(tmp_path: Path) -> None:
+def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
+    workers = count_workers(monkeypatch)
     log = tmp_path / "prefect" / "worker-gpu.log"
     line = f"worker gpu: ended (1): PermissionError: no room; its log is {log}"
-    work = threading.Thread(target=lambda: wait_for(lambda: said.count(line) > 2, "three ends"))
+    work = threading.Thread(target=lambda: wait_for(lambda: len(workers) > 3, "three ends"))
 
     once_up(supervise(tmp_path, "gpu", said=said), work)
+
+    assert said.count(line) == 1
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    tries: list[None] = []
 
     def fail(*command: object, **options: object) -> None:
+        tries.append(None)
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(supervisor_module, "spawn", fail)
-    line = "server or worker not started: [Errno 28] No space left on device"
-    work = threading.Thread(target=lambda: wait_for(lambda: said.count(line) > 2, "three tries"))
+    work = threading.Thread(target=lambda: wait_for(lambda: len(tries) > 2, "three tries"))
 
     once_up(supervise(tmp_path, "gpu", said=said), work)
+
+    assert said.count("worker gpu: not started: [Errno 28] No space left on device") == 1
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])

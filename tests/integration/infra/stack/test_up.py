@@ -74,7 +74,7 @@ def test_another_users_stack_is_that_users_alone(live: LiveStack) -> None:
     assert {process.uids().real for process in live.processes()} == {OWNER}
 
 
-def test_a_taken_port_is_passed_over(live: LiveStack) -> None:
+def test_a_taken_port_is_left_out(live: LiveStack) -> None:
     port = httpx.URL(live.api_url).port
     assert port is not None
 

@@ -99,7 +99,10 @@ def test_all_that_a_store_must_do_is_tried_and_no_object_is_left(tmp_path, finds
 
 def test_servers_and_workers(tmp_path, finds, monkeypatch):
     monkeypatch.delenv(AUTH, raising=False)
-    finds("server", *(checks.check_server(tmp_path, shared=url) for url in (None, SHARED)))
+    with monkeypatch.context() as environment:
+        environment.setenv("PREFECT_API_URL", SHARED)
+        finds("server", *(checks.check_server(tmp_path, shared=url) for url in (None, SHARED)))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     me = this_process()
     write_record(tmp_path, Server(port=9, pid=me.pid, start=me.start))  # it hangs
     finds("server", checks.check_server(tmp_path, shared=None))
