@@ -25,11 +25,17 @@ def write_array(file: IO[bytes], array: npt.NDArray[Any]) -> None:
 
 @contextlib.contextmanager
 def new_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
-    """Open a .npy file; the block writes its values in C order. Complete and durable at the end."""
+    """Open a .npy file; the block writes its values in C order. Complete and durable at the end.
+
+    Raises AssertionError if the block wrote another number of bytes than the shape has.
+    """
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
         npy.write_array_header_1_0(file, header)
+        start, expected = file.tell(), dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         yield file
+        size = file.tell() - start
+        assert size == expected, f"{size:,} bytes of {expected:,} were written to {path}"
         # A later rename must not become durable before the values.
         file.flush()
         os.fsync(file.fileno())

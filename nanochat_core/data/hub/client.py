@@ -82,26 +82,26 @@ def download(
     for is_last in (False, True):
         paths = _download(repository, commit, files, log, kind)
         pairs = zip(files, paths, strict=True)
-        faults = [(path, fault) for file, path in pairs if (fault := _fault(file, path))]
+        faults = [(file, path, fault) for file, path in pairs if (fault := _fault(file, path))]
         if not faults:
             return paths
-        first, fault = faults[0]
+        first, path, fault = faults[0]
         if constants.HF_HUB_OFFLINE:
             raise DataError(
-                f"{first} {fault}, and HF_HUB_OFFLINE is set",
+                f"{path} {fault}, and HF_HUB_OFFLINE is set",
                 hint="run once without HF_HUB_OFFLINE, or copy the file again",
             )
-        for path, _ in faults:
+        for _, path, _ in faults:
             # Removing the link alone would leave the content, which the client would link again.
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         if is_last:
             raise DataError(
-                f"{first.name} of {repository} came out wrong twice: it {fault}",
+                f"{first.path} of {repository} came out wrong twice: it {fault}",
                 hint="the server's copy is damaged, or the network, a proxy or a disk damages "
                 "data: check HF_ENDPOINT and HF_HOME",
             )
-        log("; ".join(f"{path.name} {fault}: it is downloaded again" for path, fault in faults))
+        log("; ".join(f"{file.path} {fault}: it is downloaded again" for file, _, fault in faults))
     raise AssertionError
 
 
@@ -157,6 +157,8 @@ def _check_space(repository: str, commit: str, files: "Sequence[RepoFile]", kind
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.file_download import repo_folder_name
 
+    if constants.HF_HUB_OFFLINE:  # nothing is downloaded
+        return
     cache = Path(constants.HF_HUB_CACHE)
     blobs = cache / repo_folder_name(repo_id=repository, repo_type=kind) / "blobs"
     missing = sum(

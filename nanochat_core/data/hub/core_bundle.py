@@ -13,9 +13,10 @@ import json
 import shutil
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import httpx
@@ -108,20 +109,23 @@ def _download(url: str, archive: Path, sha256: str | None, log: Log) -> Archive:
         with _explaining(url):
             return _get(url, part, log)
 
-    digest, validator = with_retries(get)
-    if sha256 not in (None, digest):
-        log(f"{url} has sha256 {digest[:12]}, expected {sha256}: it is downloaded again")
+    try:
         digest, validator = with_retries(get)
-    if sha256 not in (None, digest):
-        raise DataError(
-            f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
-            hint=f"the file there is another one, or damaged in transit; {_WITHOUT}",
-        )
-    # The record first: a file without one would be downloaded again, a record without its file does
-    # no harm.
-    archive.unlink(missing_ok=True)
-    write_json(_record_of(archive), {"sha256": digest, "validator": validator})
-    move_into_place(part, archive)
+        if sha256 not in (None, digest):
+            log(f"{url} has sha256 {digest[:12]}, expected {sha256}: it is downloaded again")
+            digest, validator = with_retries(get)
+        if sha256 not in (None, digest):
+            raise DataError(
+                f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
+                hint=f"the file there is another one, or damaged in transit; {_WITHOUT}",
+            )
+        # The record first: a file without one would be downloaded again, a record without its file
+        # does no harm.
+        archive.unlink(missing_ok=True)
+        write_json(_record_of(archive), {"sha256": digest, "validator": validator})
+        move_into_place(part, archive)
+    finally:
+        part.unlink(missing_ok=True)
     return Archive(sha256=digest, validator=validator, when=archive.stat().st_mtime)
 
 
@@ -185,8 +189,8 @@ def _archive_lock(archive: Path) -> FileLock:
 def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
     """Unpack into `directory`, without a common top folder; return the number of files.
 
-    Raises DataError for an archive that is damaged, encrypted, too large or no bundle; `directory`
-    is then unchanged.
+    Raises DataError for an archive that is damaged, encrypted, too large or no bundle, or has names
+    that are repeated or lead out of it; `directory` is then unchanged.
     """
     target = scratch / "bundle"
     shutil.rmtree(target, ignore_errors=True)
@@ -195,9 +199,13 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
             files = [e for e in bundle.infolist() if not (e.is_dir() or _is_junk(e))]
             size = sum(entry.file_size for entry in files)
             if size > MAX_BYTES:
-                raise DataError(f"the archive unpacks to {size:,} bytes, at most {MAX_BYTES:,} may")
-            # Python's zipfile writes inside of `target` whatever an entry's name is, a link as a
-            # plain file, and of no entry more than the size that was summed.
+                raise DataError(
+                    f"the archive unpacks to {size:,} bytes, at most {MAX_BYTES:,} may",
+                    hint=f"check the address; {_WITHOUT}",
+                )
+            _check_names([entry.filename for entry in files])
+            # Python's zipfile writes a link as a plain file, and of no entry more than the size
+            # that was summed.
             bundle.extractall(target, files)
     # RuntimeError: it needs a password.
     except (*_NO_ARCHIVE, NotImplementedError, RuntimeError, OSError) as error:
@@ -205,7 +213,7 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
             f"the archive cannot be unpacked: {error}", hint=f"remove {archive} and run again"
         ) from error
     folders = [path.parent for path in target.glob(f"*/{NEEDED[0]}")]
-    root = folders[0] if len(folders) == 1 else target
+    root = folders[0] if len(folders) == 1 and not (target / NEEDED[0]).exists() else target
     if missing := [name for name in NEEDED if not (root / name).exists()]:
         raise DataError(
             f"the archive has no {missing[0]}", hint=f"it should hold {', '.join(NEEDED)}"
@@ -228,6 +236,17 @@ def archive_path(url: str) -> Path:
         assets_dir=constants.HF_ASSETS_CACHE,
     )
     return folder / "bundle.zip"
+
+
+def _check_names(names: list[str]) -> None:
+    """Raise DataError if zipfile would write one file over another, or under another name."""
+    for path, count in Counter(map(PurePosixPath, names)).items():
+        is_outside = path.is_absolute() or ".." in path.parts
+        if is_outside or count > 1:
+            why = "outside of it" if is_outside else f"{count} times"
+            raise DataError(
+                f"the archive has {str(path)!r} {why}", hint=f"make it again; {_WITHOUT}"
+            )
 
 
 def _is_junk(entry: zipfile.ZipInfo) -> bool:

@@ -27,9 +27,9 @@ class ByteProgress:
         self.is_stopped = False  # no one waits for the bytes any more
 
     def add(self, count: int) -> None:
-        """Count received bytes, from any thread. Raises InterruptedError once it is stopped."""
+        """Count received bytes, from any thread. Ends the thread once it is stopped."""
         if self.is_stopped:
-            raise InterruptedError
+            raise _Stopped
         HEARTBEAT.beat("downloading")
         with self._lock:
             self._done += count
@@ -38,6 +38,10 @@ class ByteProgress:
                 self._logged = now
                 speed = self._done / (now - self._began) / 1e6
                 self._log(f"downloaded {self._done / 1e6:,.0f}{self._of_all} MB, {speed:.1f} MB/s")
+
+
+class _Stopped(BaseException):
+    """The job is stopping. No `except` of the Hub's client catches it, and it is never reported."""
 
 
 def run_interruptible(action: Callable[[], _Result], progress: ByteProgress) -> _Result:

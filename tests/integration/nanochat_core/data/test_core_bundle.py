@@ -92,7 +92,28 @@ def claims(data, *, size):
     return data[: position + 24] + size.to_bytes(4, "little") + data[position + 28 :]
 
 
-@pytest.mark.parametrize("name", ["../x", "eval_bundle/../../x", "/etc/x", "..\\x", "C:/x"])
+@pytest.mark.parametrize("name", ["../x", "eval_bundle/../core.yaml", "/etc/x"])
+def test_a_name_outside_of_the_archive_is_refused(tmp_path, name):
+    refused(
+        f"the archive has '{name}' outside of it", unpacked, tmp_path, zip_of(FILES | {name: b"x"})
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.zip", "scratch"]
+
+
+@pytest.mark.parametrize("again", ["eval_bundle/core.yaml", "eval_bundle/./core.yaml"])
+def test_a_name_that_comes_twice_is_refused(tmp_path, again):
+    data = zip_of(FILES | {again.replace("core", "c0re"): b"x"}).replace(b"c0re", b"core")
+    refused(r"the archive has 'eval_bundle/core\.yaml' 2 times", unpacked, tmp_path, data)
+    assert not (tmp_path / "core").exists()
+
+
+@pytest.mark.parametrize("older", [FILES, {"eval_bundle/core.yaml": b"x"}])
+def test_a_copy_in_a_folder_does_not_replace_the_files_at_the_top(tmp_path, older):
+    old = {name.replace("eval_bundle", "old"): b"older" for name in older}
+    assert unpacked(tmp_path, zip_of(old | bare())) == (3 + len(old), old | bare())
+
+
+@pytest.mark.parametrize("name", ["..\\x", "C:/x"])
 def test_nothing_is_written_outside_of_the_folder(tmp_path, name):
     assert unpacked(tmp_path, zip_of({**FILES, name: b"x"}))[0] == 4
     inside = tmp_path / "core"
@@ -119,7 +140,8 @@ def test_a_password_and_a_file_inside_a_file_are_refused(tmp_path):
 def test_too_much_is_refused_by_what_it_says_and_by_what_it_is(tmp_path, monkeypatch):
     data = zip_of(FILES)
     monkeypatch.setattr(core_bundle, "MAX_BYTES", 150_000)
-    refused(r"unpacks to 200,0.* bytes, at most 150,000 may", unpacked, tmp_path, data)
+    complaint = r"unpacks to 200,0.* bytes, at most 150,000 may"
+    refused(complaint, unpacked, tmp_path, data, hint="task_data.core_bundle=null")
     refused("cannot be unpacked: Bad CRC-32", unpacked, tmp_path, claims(data, size=1000))
     assert not (tmp_path / "core").exists()
 
@@ -190,6 +212,7 @@ def test_a_download_that_fails_begins_again_and_then_leaves_what_was_there(web, 
     web.answers = [answer] * 4
     web.data += b"more"
     refused(f"{web.url} cannot be downloaded: ", fetch, web)
+    assert cached(web) == WHOLE
     assert archive_path(web.url).read_bytes() == web.data[: -len(b"more")]
 
 
@@ -285,7 +308,7 @@ def test_the_stage_downloads_the_bundle_once_and_reports_it(web, make_job):
 def test_a_bundle_that_is_not_the_one_expected_leaves_nothing(web, make_job):
     job = make_job("task_data", {}, task_data=section(web, sha256="0" * 64))
     refused("expected 000000000000", task_data.run, job, hint="task_data.core_bundle=null")
-    assert cached(web) == ["bundle.part", "lock"]
+    assert cached(web) == ["lock"]
     assert web.gets == 2  # once more, since it may be damaged in transit
     assert f"expected {'0' * 64}: it is downloaded again" in job.events.read_text()
 

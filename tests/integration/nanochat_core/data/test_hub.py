@@ -144,11 +144,11 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_once_more(hub):
     assert len(hub.downloads()) == 3
 
 
-@pytest.mark.parametrize(("name", "data"), [("a.parquet", BIG), ("b.json", SMALL)])
+@pytest.mark.parametrize(("name", "data"), [("a.parquet", BIG), ("deep/b.json", SMALL)])
 def test_a_file_that_stays_damaged_is_named_and_not_kept(hub, name, data):
     hub.add(REPOSITORY, {name: data})
     hub.spoil(name, times=None)
-    refused(f"{name} of {REPOSITORY} came out wrong twice: it has", fetch, name)
+    refused(f"^{name} of {REPOSITORY} came out wrong twice: it has", fetch, name)
     assert len(hub.downloads()) == 2
     assert cached(hub) == []
 
@@ -307,6 +307,10 @@ def test_what_the_disk_has_no_space_for_is_not_begun(hub, monkeypatch):
         else:
             # What an earlier commit had is not counted.
             assert [p.read_bytes() for p in fetch_all()] == [BIG, BIG[1:], SMALL]
+    shutil.rmtree(hub.home / "hub" / "datasets--me--data" / "snapshots")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    refused("is not on this machine, and HF_HUB_OFFLINE is set", fetch_all)
 
 
 PROCESS = """

@@ -40,6 +40,16 @@ def test_an_array_is_written_as_numpy_does(tmp_path):
         assert (tmp_path / "a.npy").read_bytes() == expected.getvalue()
 
 
+@pytest.mark.parametrize("num_values", [8, 10])
+def test_a_caller_that_writes_another_number_of_values_is_noticed(tmp_path, num_values):
+    array = np.arange(num_values, dtype="<u4")
+    with (
+        pytest.raises(AssertionError, match=f"^{4 * num_values} bytes of 36 were"),
+        new_array(tmp_path / "a.npy", array.dtype, (9,)) as file,
+    ):
+        write_array(file, array)
+
+
 @pytest.mark.parametrize("num_values", [1000, 1_000_000])  # in the buffer, and far more than it
 def test_a_disk_that_is_full_is_an_error_with_a_number(tmp_path, num_values):
     with (
