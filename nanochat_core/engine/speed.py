@@ -152,9 +152,16 @@ def time_sides(sides: Mapping[str, Runner], *, answers: int) -> dict[str, float]
     as long as SIDES_SECONDS are not over.
     """
     schedulers = {name: make_endless(r, context=SIDES_TOKENS + 1) for name, r in sides.items()}
-    best: dict[str, float] = {}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _time_sides(schedulers, answers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _time_sides(schedulers: Mapping[str, Scheduler], answers: int) -> dict[str, float]:
+    best: dict[str, float] = {}
     until, number = time.process_time() + SIDES_SECONDS, 0
     while number == 0 or time.process_time() < until:
         for name, scheduler in schedulers.items():
@@ -175,7 +182,6 @@ def time_sides(sides: Mapping[str, Runner], *, answers: int) -> dict[str, float]
             seconds = (time.process_time() - reached[0]) / (SIDES_TOKENS - 1)
             best[name] = min(best.get(name, seconds), seconds)
         number += 1
-    torch.set_num_threads(threads)
     return best
 
 

@@ -331,10 +331,13 @@ def _fastest(
         for precision in ("fp32", "bf16")
         if _unable(name, model, precision) is None
     }
-    fits = {s: side for s, side in able.items() if wanted in (None, side[0]) and fitting(*side)}
+    held = {side: fitting(*able[side]) for side in able}
+    fits = [side for side in able if wanted in (None, able[side][0]) and held[side]]
     if not fits:
         return otherwise
-    most = min(max(fitting(*side) for side in fits.values()), MEASURED_ANSWERS)
+    slots = max(held[side] for side in fits)
+    # A power of two: with a little more or less memory available, the measurement is the same.
+    most = 2 ** (min(slots, MEASURED_ANSWERS).bit_length() - 1)
 
     @cache
     def opened() -> dict[str, Runner]:
@@ -352,14 +355,15 @@ def _fastest(
         for count in counts
     ]
     # A server has one answer in flight at one time and all slots in use at another: the geometric
-    # mean weighs both alike, whatever their seconds.
-    means = {side: math.prod(s[side] for s in found) ** (1 / len(found)) for side in able}
+    # mean weighs both alike. The less a side holds, the more steps it needs for all slots' answers.
+    steps = {side: slots / max(held[side], 1) for side in able}
+    means = {s: (steps[s] * math.prod(f[s] for f in found)) ** (1 / len(found)) for s in able}
     best = measured.fastest({side: means[side] for side in fits})
     why = f"the fastest measured with {' and '.join(map(str, counts))} at a time: " + (
         measured.describe(means, best)
     )
     _, _, reason = otherwise
-    return *fits[best], f"{reason}; {why}" if reason.startswith("not ") else why
+    return *able[best], f"{reason}; {why}" if reason.startswith("not ") else why
 
 
 def _native(precision: str) -> Precision:

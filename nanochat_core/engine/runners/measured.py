@@ -2,8 +2,8 @@
 
 A measurement (speed.py: `time_sides`) holds for a processor, the versions of torch and of the
 kernels, a shape of model and a number of answers; it is a file of the user's cache named after a
-hash of these. Whatever finds the file makes the same choice. Imports no torch:
-`nanochat doctor` lists the files.
+hash of these. Whatever finds the file makes the same choice with the same memory. Imports no
+torch: `nanochat doctor` lists the files.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ from nanochat_core.runtime.hardware.cpp_library import Unavailable, find_compile
 from nanochat_core.runtime.user_cache import user_cache
 from nanochat_core.runtime.versions import processor_name
 
-LOCK_SECONDS = 10.0  # that a process waits for another one's measurement
+# That a process waits for another one's measurement, which may build the kernels first.
+LOCK_SECONDS = 60.0
 
 Seconds: TypeAlias = Mapping[str, float]  # of the CPU for a decode step, by side
 
@@ -63,8 +64,8 @@ def recall(case: Case, measure: Callable[[], Seconds]) -> Seconds:
         try:
             path = _folder() / f"{hashlib.sha256(repr(case).encode()).hexdigest()[:16]}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Of processes that start together one measures, and all choose the same. One that was
-            # stopped meanwhile holds the lock: filelock.Timeout, an OSError.
+            # Of processes that start together one measures for all. If it takes too long, or was
+            # stopped (filelock.Timeout, an OSError), the others measure and may choose differently.
             held.enter_context(FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS))
             found = _read(path)
         except (OSError, RuntimeError):  # no lock or no cache folder: measured each time

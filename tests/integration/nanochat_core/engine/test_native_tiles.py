@@ -5,6 +5,7 @@ The emulation follows the instructions' definition; that a processor does is not
 
 import ctypes
 import dataclasses
+import re
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -173,15 +174,23 @@ def test_the_kernels_compile_to_tile_instructions(tmp_path: Path, form: int, pro
         pytest.skip("there is no objdump")
     names = ("ldtilecfg", "tileloadd", "tilezero", "tilestored", "tilerelease", product)
     assert all(name in listed for name in names)
-    assert {"tdpbf16ps": "tdpbusd", "tdpbusd": "tdpbf16ps"}[product] not in listed
+    # AT&T's order: B, A, sum. Tiles 0 to 3 are the sums of two tiles of rows by two of columns.
+    found = set(re.findall(r"tdp\w+ +(%tmm\d,%tmm\d,%tmm\d)", listed))
+    assert found == {f"%tmm{6 + n % 2},%tmm{4 + n // 2},%tmm{n}" for n in range(4)}
+    assert set(re.findall(r"tdp\w+", listed)) == {product}
+    addresses = re.findall(r"tile(?:loadd|stored) .*\((.*)\)", listed)
+    assert addresses
+    assert all(re.fullmatch(r"%r\w+,%r\w+,1", address) for address in addresses)
+    # ARCH_REQ_XCOMP_PERM and XTILEDATA, see arch_prctl(2)
+    request, _, _ = listed.partition("<nf_request_tiles>:")[2].partition("\n\n")
+    assert {"$0x1023", "$0x12"} <= set(re.findall(r"\$0x\w+", request))
 
 
-def test_without_amx_the_runner_says_why():
-    if cpp_library.processor_flags() >= build.AMX:
-        pytest.skip("this processor has AMX")
-    reason = unable(make_gpt(), "bf16", tiles="amx")
-    assert reason is not None
-    assert reason.startswith("the processor lacks amx_")
+@pytest.mark.parametrize("lacking", ["amx_tile", "amx_bf16", "amx_int8"])
+def test_without_a_part_of_amx_the_runner_says_why(monkeypatch, lacking):
+    flags = cpp_library.processor_flags() | build.AMX - {lacking}
+    monkeypatch.setattr(cpp_library, "processor_flags", lambda: flags - {lacking})
+    assert unable(make_gpt(), "bf16", tiles="amx") == f"the processor lacks {lacking}"
     assert unable(make_gpt(), "fp32", tiles="amx") == "AMX multiplies bf16 and int8 only"
 
 
