@@ -8,7 +8,7 @@ import pytest
 from infra.prefect.access import AUTH
 from infra.prefect.flow_runs import has_deployment
 from infra.prefect.server import Server
-from tests.support.infra.stack.live import LiveStack, make_code
+from tests.support.infra.stack.live import LiveStack, make_code, wait_for
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(900)]
 
@@ -25,6 +25,8 @@ def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Serv
         assert f"Prefect      {server.ui_url}" in up.stdout
         assert stack.server is None
         assert stack.worker("gpu") is None
+        # Its worker makes the pool, some seconds after it was started.
+        wait_for(lambda: bool(stack.ask("/work_pools/filter", {})), "the pool")
         stack.deploy_toy()
         run = stack.start_toy("shared")
         stack.finish_toy("shared")
