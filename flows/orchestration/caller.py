@@ -14,15 +14,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
 from prefect.states import Cancelled
 
 from flows.building.context import Watch
+from flows.leases import run_lock
 from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
 from infra.launch.torchrun import StageInterrupted
-from infra.polling import SLOW_SECONDS
+from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,6 +41,8 @@ class LocalRun:
     # Of the runs that this process executes, see flows/leases/run_lock.py.
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     ends: list[Any] = field(default_factory=list[Any])  # what its flow's body returned or raised
+    # FINISHED, if the flow returned and Prefect does not know it.
+    unreported: list[str] = field(default_factory=list[str])
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
@@ -50,7 +54,8 @@ def running_locally(caller: LocalRun) -> Generator[None]:
     # A context variable, since Prefect calls the flow and passes on only the form's parameters.
     token = LOCAL_RUN.set(caller)
     try:
-        with caller.locks:
+        # A person waits: a server that hangs gets less than the minute of Prefect's default.
+        with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}), caller.locks:
             yield
     except CancelledRun:
         raise KeyboardInterrupt from None
@@ -62,8 +67,10 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
     """Call a flow in its local run; return or raise what its body does.
 
     Prefect's engine would raise an error of its own if it cannot report the end, because its server
-    is gone or the run was deleted there. Here that is a warning: the work is done and recorded.
-    Meanwhile its client repeats the report for two minutes at most; a second Ctrl-C ends that.
+    is gone or the run was deleted there. Here that is a warning: the work is done and recorded, and
+    the next command reports it (flows/plan/dead_runs.py). Meanwhile Prefect's client repeats the
+    report, and then perhaps that of its failure: for half a minute each if connections are refused,
+    three minutes in all if a server hangs. A second Ctrl-C ends that.
     """
     try:
         return flow(*arguments, **parameters)
@@ -76,6 +83,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
         caller.watch("run", {"kind": "warning", "text": text})
         if isinstance(end, BaseException):
             raise end from None
+        caller.unreported.append(run_lock.FINISHED)
         return end
 
 
@@ -102,18 +110,29 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
             made = body()
         # Cancel may have been pressed after the last poll, when all stages were built.
         if not is_cancelled(run):
-            caller.ends.append(made)
+            _note_end(caller, made)
             return made
     except Exception as error:
         if not (cancelled.is_set() and isinstance(error, StageInterrupted)):
-            caller.ends.append(error)
+            _note_end(caller, error)
             raise
     except (KeyboardInterrupt, TerminationSignal):
         if not cancelled.is_set():  # else an impatient Ctrl-C: the page says Cancelled
-            caller.ends.append(KeyboardInterrupt())
+            _note_end(caller, KeyboardInterrupt())
             raise
-    caller.ends.append(KeyboardInterrupt())
+    _note_end(caller, KeyboardInterrupt())
     return state
+
+
+def _note_end(caller: LocalRun, end: Any) -> None:
+    """Note what the body returned or raised; log a line if Prefect takes long to record it."""
+    caller.ends.append(end)
+    text = "the run has ended; waiting for Prefect's server to record that"
+    event = {"kind": "warning", "text": text}
+    waiting = threading.Timer(SLOW_SECONDS, caller.watch, ("run", event))
+    waiting.daemon = True
+    waiting.start()
+    caller.locks.callback(waiting.cancel)
 
 
 def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:

@@ -201,7 +201,8 @@ def open_flow(
     assert run_id is not None  # this is called in flows only
     if caller is not None:
         for run in dict.fromkeys((run_id, *runs_of(run_id))):
-            caller.locks.enter_context(run_lock.hold(home, run, store=opened.url))
+            lock = run_lock.hold(home, run, store=opened.url, unreported=caller.unreported)
+            caller.locks.enter_context(lock)
         if page := own_page():
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})

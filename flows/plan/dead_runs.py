@@ -2,7 +2,8 @@
 
 The modules of Prefect's requests are imported where they are used: most commands need none. A run
 of a command that is killed, or that a second Ctrl-C ends at once, cannot do it itself: the
-next command that looks at runs does it. So does a deployed run that crashed and is not resumed.
+next command that looks at runs does it. It does so too for a deployed run that crashed and is not
+resumed, and for a finished run whose end Prefect's server did not take.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
 _DIED = "its process ended; the same command resumes it"
+_FINISHED = "it finished while Prefect's server did not answer"
 
 
 def end_dead_runs(store: Store, home: Path) -> None:
@@ -25,22 +27,36 @@ def end_dead_runs(store: Store, home: Path) -> None:
     """
 
     def end(run: str) -> bool:
-        from infra.prefect.flow_runs import find_flow_runs, report_ended
-
         try:
             _end(store, run)
         except (StoreError, ArtifactError):
             return False
-        return report_ended(home, find_flow_runs(home, run), _DIED)
+        return True
 
-    run_lock.forget_dead(home, store.url, end)
+    def report(run: str, end: str) -> bool:
+        from infra.prefect.access import NO_ANSWER
+        from infra.prefect.flow_runs import find_api, find_flow_runs, report_ended, set_state
+
+        found, why = find_flow_runs(home, run), _DIED
+        if end == run_lock.FINISHED and found is not None and (api_url := find_api(home)):
+            found, why = [each for each in found if each.name == run], _FINISHED
+            try:
+                for each in found:
+                    # Running, or Failed: Prefect's engine reports that it could not report.
+                    set_state(api_url, each.id, "COMPLETED", why, force=True)
+            except NO_ANSWER:
+                return False
+            found = [replace(each, type="COMPLETED") for each in found]
+        return report_ended(home, found, why)
+
+    run_lock.forget_dead(home, store.url, end, report)
 
 
 def settle(store: Store, home: Path, run: Run) -> Run:
     """Return the record of a run, ended if Prefect knows that it ended and is not resumed."""
     if run.status != "running" or run_lock.is_held(home, run.run):
         return run
-    from infra.prefect.flow_runs import find_flow_runs
+    from infra.prefect.flow_runs import find_flow_runs, report_ended
 
     found = find_flow_runs(home, run.run) or []
     # Without one of its name Prefect does not answer, or knows another home's runs only.
@@ -51,6 +67,7 @@ def settle(store: Store, home: Path, run: Run) -> Run:
         return run
     with contextlib.suppress(StoreError, ArtifactError):
         run = _end(store, run.run) or run
+    report_ended(home, found, _DIED)  # its tasks; nothing is live
     return run
 
 

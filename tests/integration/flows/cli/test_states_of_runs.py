@@ -13,7 +13,7 @@ import pytest
 from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
 from flows.leases import run_lock
-from flows.plan.dead_runs import settle
+from flows.plan.dead_runs import end_dead_runs, settle
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
@@ -113,6 +113,23 @@ def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_le
     assert list((home / "runs").iterdir()) == []
 
 
+@pytest.mark.parametrize("shown", ["RUNNING", "FAILED"])
+@pytest.mark.usefixtures("api_url")
+def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
+    terminal, store, tmp_path, shown
+):
+    home = tmp_path / "home"
+    put_run(store, "tiny-1", status="finished")
+    for run in ("tiny-1", "tiny-2"):
+        with run_lock.hold(home, run, store=store.url, unreported=[run_lock.FINISHED]):
+            pass
+    # Prefect's engine makes it Failed if the server answers when Completed could not be reported.
+    Api.live = [{"id": "f-1", "name": "tiny-1", "state_type": shown, "state_name": shown.title()}]
+    terminal.said("status")
+    assert Api.set_states == [("/api/flow_runs/f-1/set_state", "COMPLETED")]
+    assert list((home / "runs").iterdir()) == []
+
+
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
 @pytest.mark.usefixtures("api_url")
 def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp_path, status):
@@ -173,6 +190,10 @@ def test_a_server_that_does_not_answer_is_asked_once_a_command(
     assert main(words) == 0
     assert len(Api.faults) == 8
     assert len(list((home / "runs").iterdir())) == 3
+    # The next command does not read the records again.
+    counted.gets.clear()
+    end_dead_runs(counted, home)
+    assert counted.gets == []
 
 
 @pytest.mark.parametrize("auth", ["secret", ":", "nanochat:"])

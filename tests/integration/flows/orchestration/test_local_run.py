@@ -15,15 +15,19 @@ SCRIPT = """
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import httpx
 
+from flows.leases import run_lock
 from flows.orchestration import caller
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT
 
+HOME = Path(sys.argv[1])
 os.environ.pop("PREFECT_API_URL", None)  # of a server that another test left running: it answers
 caller.is_cancelled = lambda run: False
-called = caller.LocalRun(home=Path(), watch=lambda stage, event: print(event["text"], flush=True))
+called = caller.LocalRun(home=HOME, watch=lambda stage, event: print(event["text"], flush=True))
 
 
 def stopped(error):
@@ -49,11 +53,18 @@ def unreported(end):
     try:
         ended(end)
     finally:  # Prefect's engine, when its server is gone
+        time.sleep(SECONDS)
         raise httpx.ConnectError("refused")
 
 
-def run(end, is_reported):
+def run(name, end, is_reported):
+    global SECONDS
+    SECONDS = 0
+    if "hangs" in name:
+        SECONDS, caller.SLOW_SECONDS = 2, 0.1
     with caller.running_locally(called):
+        lock = run_lock.hold(HOME, name, store="file:///store", unreported=called.unreported)
+        called.locks.enter_context(lock)
         try:
             made = caller.call_flow(stopped if is_reported else unreported, end)
             print(made, flush=True)
@@ -61,11 +72,11 @@ def run(end, is_reported):
             print("raised", type(error).__name__, *error.args, flush=True)
 
 
-def fork(end, is_reported):
+def fork(name, end, is_reported):
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.dup2(write, 1)
-        run(end, is_reported)
+        run(name, end, is_reported)
         os._exit(0)
     os.close(write)
     return child, read
@@ -74,24 +85,28 @@ def fork(end, is_reported):
 cases = {
     "interrupt": (KeyboardInterrupt(), True),
     "mistake": (ValueError("why"), True),
+    "finished, server hangs": ("made", False),
     "finished, no server": ("made", False),
     "failed, no server": (ValueError("why"), False),
     "stopped, no server": (KeyboardInterrupt(), False),
     "terminated, no server": (caller.TerminationSignal(15), False),
 }
-children = {name: fork(*case) for name, case in cases.items()}
+children = {name: fork(name, *case) for name, case in cases.items()}
 ends = {}
 for name, (child, read) in children.items():
     lines = open(read).read().splitlines()
     ends[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lines
+with caller.running_locally(called):
+    ends["timeout"] = PREFECT_API_REQUEST_TIMEOUT.value()
+ends["lock"] = (HOME / "runs" / "finished, no server.lock").read_text().splitlines()
 json.dump(ends, sys.stdout)
 """
 
 
 @pytest.fixture(scope="module")
-def ends() -> dict[str, list[Any]]:
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Exit status and lines of each case."""
-    command = [sys.executable, "-c", SCRIPT]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("home"))]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -107,6 +122,14 @@ def test_a_run_that_ended_counts_although_prefect_does_not_know(ends):
     assert ends["failed, no server"] == [0, [warning, "raised ValueError why"]]
     for case in ("stopped, no server", "terminated, no server"):
         assert ends[case] == [0, [warning, "raised KeyboardInterrupt"]]
+    # For the next command, which reports the end.
+    assert ends["lock"] == ["file:///store", "finished"]
+
+
+def test_a_run_that_waits_for_a_server_that_hangs_logs_it_and_waits_less_than_a_minute(ends):
+    waiting = "the run has ended; waiting for Prefect's server to record that"
+    assert ends["finished, server hangs"][1][0] == waiting
+    assert ends["timeout"] == 10
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.leases.run_lock import forget_dead, hold, is_held
+from flows.leases.run_lock import FINISHED, forget_dead, hold, is_held
 from nanochat_core.errors import StageError
 
 STORE = "file:///store"
@@ -19,7 +19,7 @@ def dead(home: Path, *, store: str = STORE, is_ended: bool = True) -> list[str]:
         found.append(run)
         return is_ended
 
-    forget_dead(home, store, end)
+    forget_dead(home, store, end, lambda run, end: True)
     return found
 
 
@@ -50,6 +50,34 @@ def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path):
         assert dead(tmp_path) == ["a.b.lock-1", "tiny-1", "tiny-2"]
         assert dead(tmp_path) == []
         assert is_held(tmp_path, "tiny-3")
+
+
+def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path):
+    def calls(*, is_ended: bool = True, is_reported: bool) -> list[str]:
+        found: list[str] = []
+        forget_dead(
+            tmp_path,
+            STORE,
+            lambda run: found.append(f"end {run}") or is_ended,
+            lambda run, end: found.append(f"report {run} {end}") or is_reported,
+        )
+        return found
+
+    die(tmp_path, "a", "b")
+    with hold(tmp_path, "c", store=STORE, unreported=[FINISHED]):
+        pass
+    assert calls(is_ended=False, is_reported=False) == ["end a", "end b", "report c finished"]
+    reported = ["report b ended", "report c finished"]
+    assert calls(is_reported=False) == ["end a", "report a ended", "end b", *reported]
+    assert calls(is_reported=False) == ["report a ended", *reported]
+    die(tmp_path, "c")
+    assert calls(is_reported=True) == [
+        "report a ended",
+        "report b ended",
+        "end c",
+        "report c ended",
+    ]
+    assert calls(is_reported=True) == []
 
 
 def test_runs_of_another_store_are_left_to_its_commands(tmp_path):
@@ -85,7 +113,7 @@ def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(t
         assert not has_begun.wait(0.1)  # it waits, and must not take the file that is removed next
         return True
 
-    forget_dead(tmp_path, STORE, end)
+    forget_dead(tmp_path, STORE, end, lambda run, end: True)
     assert has_begun.wait(100)
     assert is_held(tmp_path, "tiny-1")
     assert dead(tmp_path) == []
