@@ -57,7 +57,7 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
     model = make_model(dataclasses.replace(run, numerics=numerics), device)
     choose(case["attention"], device, model.dtype)
     choose_qk_kernel(case["qk_kernel"], device, head_dim(run.model))
-    choose_weight_kernel(case["weight_kernel"], device)
+    choose_weight_kernel(case["weight_kernel"], device, run.numerics.precision)
     optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
     if case["compile"]:
         model.compile_passes(by_block=case["compile"] == "blocks", autotune=case["autotune"])

@@ -9,8 +9,8 @@ parts have no parameters (see eras.py). `GPT.trunk` is the model; what follows i
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 Weights are fp32, embeddings in the compute dtype, which every matrix is cast to where it is used.
-Activations are in the compute dtype too, but in bf16 training on a CPU: there they are fp32, and
-only the inputs and outputs of matrix products are rounded to bf16.
+Activations are in the compute dtype too, but in bf16 training on a CPU: there they are fp32, but
+for products of linear maps and the head. Passes without gradients are bf16 throughout.
 """
 
 import math

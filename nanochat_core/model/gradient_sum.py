@@ -26,7 +26,8 @@ _SUMS: "weakref.WeakValueDictionary[int, GradientSum]" = weakref.WeakValueDictio
 class GradientSum:
     """The sum of a parameter's gradients over the micro-steps of a step; the optimizer owns it.
 
-    `number`: see `take_by_number`.
+    `number`: see `take_by_number`. `handle`: the same as an int64 scalar on the CPU, an input of a
+    compiled graph, where each int would be a graph of its own.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class GradientSum:
     ) -> None:
         """`added` is called when a backward pass has added all that it has to add."""
         self.number = next(_NUMBERS)
+        self.handle = torch.tensor(self.number, device="cpu")
         self.proxy = torch.zeros((), device=device, requires_grad=True)
         self._take = take
         # Of `added` alone: Python collects a cycle through a tensor's hooks late, or never.

@@ -28,7 +28,7 @@ Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
 def activation_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Return the dtype of what a pass of the model computes between matrix products.
 
-    In a CPU's training bf16 is of products alone: its kernels for the rest are in fp32.
+    In a CPU's training bf16 is of linear maps and the head: its kernels for the rest are in fp32.
     """
     is_mixed = precision == "bf16" and device.type == "cpu" and torch.is_grad_enabled()
     return torch.float32 if is_mixed else compute_dtype(precision)

@@ -102,8 +102,8 @@ class Optimizer:
                 hook = partial(_collect, weakref.ref(self), index, weakref.ref(part))
                 part.parameter.register_post_accumulate_grad_hook(hook)
                 module = modules.get(id(part.parameter))
-                # Matrices in blocks, which are Muon's, add by themselves on DEVICES alone.
-                adds = stack.group is not None or device.type in matrix_gradient.DEVICES
+                # Matrices in blocks, which are Muon's, add by themselves only where a kernel does.
+                adds = stack.group is not None or matrix_gradient.may_add(part.parameter)
                 if module is not None and adds and not stack.replicated:
                     take = partial(_take_sum, weakref.ref(stack), weakref.ref(part))
                     GradientSum(part.parameter.device, take, hook).attach(module, stack)

@@ -70,7 +70,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
 
         def evaluate(done: int) -> float:
             loss = mean_loss(model, held_out, batch_size, world)
-            loop.record_validation(done, val_loss=loss)
+            loop.report_scores(done, val_loss=loss)
             return loss
 
         start, state = loop.resume(num_steps)

@@ -59,7 +59,7 @@ def run(job: Job) -> dict[str, Any]:
                 batch_size=batch_size,
                 world=world,
             )
-            loop.record_validation(done, val_bpb=bpb)
+            loop.report_scores(done, val_bpb=bpb)
             return bpb
 
         start, state = loop.resume(num_steps)

@@ -83,7 +83,7 @@ def run(job: Job) -> dict[str, Any]:
 
         def evaluate(done: int) -> dict[str, float]:
             scores = evaluate_model(engine, test, config, seed, world)
-            loop.record_validation(done, **scores)
+            loop.report_scores(done, **scores)
             return scores
 
         start, state = loop.resume(config.num_steps)

@@ -20,11 +20,11 @@ MIN_SIDE = 128  # a smaller matrix would leave most of a tile empty
 TOLERANCE = 1e-3  # of the largest value, by which our kernel may differ; both sum in fp32
 
 
-def choose_weight_kernel(wanted: bool, device: torch.device) -> None:
+def choose_weight_kernel(wanted: bool, device: torch.device, precision: str) -> None:
     """Choose what computes gradients of matrices in bf16: our kernel if it is `wanted`, else torch.
 
     Call it before the optimizer is made. Raises ConfigError if the kernel cannot run on this
-    device, or differs from torch there.
+    device or in this precision of training, or differs from torch.
     """
     DEVICES.clear()
     if not wanted:
@@ -32,6 +32,8 @@ def choose_weight_kernel(wanted: bool, device: torch.device) -> None:
     fault = None
     if device.type != "cuda" or find_spec("triton") is None:
         fault = f"it needs a GPU and the package triton, and the device is {device.type}"
+    elif precision != "bf16":
+        fault = f"it multiplies bf16, and the precision is {precision}"
     elif torch.cuda.get_device_capability(device)[0] < 9:
         fault = "it needs compute capability 9.0"
     elif not (found := error(device)) <= TOLERANCE:
@@ -44,36 +46,40 @@ def choose_weight_kernel(wanted: bool, device: torch.device) -> None:
 
 def adds(x: Tensor, weight: Tensor) -> bool:
     """Return whether `linear` can take these: (..., I) and (O, I)."""
+    return x.dtype == torch.bfloat16 and may_add(weight)
+
+
+def may_add(weight: Tensor) -> bool:
+    """Return whether device and shape of a matrix (O, I) allow its gradient to be added."""
     is_large = min(weight.shape) >= MIN_SIDE and all(side % 8 == 0 for side in weight.shape)
-    return x.device.type in DEVICES and x.dtype == torch.bfloat16 and is_large
+    return weight.device.type in DEVICES and is_large
 
 
 def linear(x: Tensor, weight: Tensor, into: GradientSum) -> Tensor:
     """Return x @ weight.T in x's dtype: (..., I), (O, I) -> (..., O)."""
-    return _Linear.apply(x, weight.detach().to(x.dtype), into.proxy, into.number)
+    return _Linear.apply(x, weight.detach().to(x.dtype), into.proxy, into.handle)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, proxy: Tensor, number: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.number = number
+    def forward(ctx: Any, x: Tensor, weight: Tensor, proxy: Tensor, handle: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, handle)
         return F.linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, handle = ctx.saved_tensors
         (grad,) = grad_outputs
-        return grad @ weight, None, add_weight_gradient(grad, x, ctx.number), None
+        return grad @ weight, None, add_weight_gradient(grad, x, handle), None
 
 
 @torch.library.custom_op("nanochat_flows::add_weight_gradient", mutates_args=())
-def add_weight_gradient(grad: Tensor, x: Tensor, number: int) -> Tensor:
-    """Add grad.T @ x to a GradientSum: grad (..., O), x (..., I); return any scalar.
+def add_weight_gradient(grad: Tensor, x: Tensor, handle: Tensor) -> Tensor:
+    """Add grad.T @ x to the GradientSum of a handle: grad (..., O), x (..., I); return any scalar.
 
     Opaque to torch's compiler, to which it changes nothing: the sum is no part of a graph.
     """
-    total, holds = take_by_number(number)
+    total, holds = take_by_number(int(handle))
     left, right = (t.reshape(-1, t.size(-1)).contiguous() for t in (grad, x))
     if grad.device.type == "cpu":
         add_in_torch(left, right, total, holds=holds)
@@ -85,7 +91,7 @@ def add_weight_gradient(grad: Tensor, x: Tensor, number: int) -> Tensor:
 
 
 @add_weight_gradient.register_fake
-def _(grad: Tensor, x: Tensor, number: int) -> Tensor:
+def _(grad: Tensor, x: Tensor, handle: Tensor) -> Tensor:
     return grad.new_empty((), dtype=torch.float32)
 
 

@@ -55,7 +55,7 @@ class Loop:
         self.progress.start(num_steps, step=start)
         return start, state
 
-    def record_validation(self, done: int, **scores: float) -> None:
+    def report_scores(self, done: int, **scores: float) -> None:
         """Report the scores of the state after `done` steps."""
         self.progress.eval(done, **scores)
         self.metrics.start_timer()  # or the next step would seem to take the evaluation's time
@@ -103,7 +103,7 @@ def open_loop(
         world=world,
     )
     choose_qk_kernel(job.resources.qk_kernel, device, head_dim(model.config))
-    choose_weight_kernel(job.resources.weight_kernel, device)
+    choose_weight_kernel(job.resources.weight_kernel, device, model.numerics.precision)
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if init_from is not None:
         load_optimizer_state(optimizer, init_from, progress)

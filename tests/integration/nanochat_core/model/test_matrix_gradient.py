@@ -1,5 +1,9 @@
 """The gradient of a matrix that a backward pass adds to its sum: a CPU, interpreted, a GPU."""
 
+import dataclasses
+import math
+from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -14,7 +18,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.train import pretrain
 from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
-from tests.support.nanochat_core.optim.ranks import RATES, gradients_of, make_model
+from tests.support.nanochat_core.optim.ranks import CONFIG, RATES, gradients_of, make_model
 
 pytestmark = pytest.mark.torch
 
@@ -77,7 +81,7 @@ def test_the_operator_keeps_torchs_rules_for_its_like():
     into = GradientSum(grad.device, lambda: (torch.zeros(48, 32), True), lambda proxy: None)
     torch.library.opcheck(
         matrix_gradient.add_weight_gradient,
-        (grad, x, into.number),
+        (grad, x, into.handle),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -128,6 +132,64 @@ def test_a_compiled_pass_is_one_graph_and_adds_once(adding):
     torch.testing.assert_close(total, 2 * expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_blocks_compiled_by_themselves_are_as_many_graphs_as_without(adding, monkeypatch):
+    # Here: torch's compiler takes seconds to import.
+    from torch._dynamo.backends.debugging import aot_eager
+
+    same = {"windows": (16, 16, 16), "value_embeds": False, "smear": False, "backout": False}
+    graphs = mock.Mock(side_effect=aot_eager)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
+    add = mock.Mock(side_effect=matrix_gradient.add_in_torch)
+    monkeypatch.setattr(matrix_gradient, "add_in_torch", add)
+    counts = []
+    for devices in (set(), {"cpu"}):
+        monkeypatch.setattr(matrix_gradient, "DEVICES", devices)
+        torch._dynamo.reset()
+        graphs.reset_mock()
+        model = make_model("bf16", config=dataclasses.replace(CONFIG, **same))
+        optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+        model.compile_passes(by_block=True)
+        passes(optimizer, model)
+        counts.append(graphs.call_count)
+    assert counts[0] == counts[1] < 3
+    assert add.call_count == 2 * 6 * 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "error", "fault"),
+    [
+        ("fp8", 9, 0.0, "it multiplies bf16, and the precision is fp8"),
+        ("bf16", 8, 0.0, "it needs compute capability 9.0"),
+        ("bf16", 9, 2e-3, "it differs from torch by 2.0e-03 of the largest value"),
+        ("bf16", 9, math.nan, "it differs from torch by nan of the largest value"),
+        ("bf16", 10, 9e-4, None),
+    ],
+)
+def test_the_kernel_is_chosen_where_it_can_run(monkeypatch, precision, capability, error, fault):
+    monkeypatch.setattr(matrix_gradient, "DEVICES", set())
+    monkeypatch.setattr(matrix_gradient, "find_spec", lambda _: "triton's")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability, 0))
+    monkeypatch.setattr(matrix_gradient, "error", lambda _: error)
+    expected = nullcontext() if fault is None else pytest.raises(ConfigError, match=fault)
+    with expected:
+        matrix_gradient.choose_weight_kernel(True, torch.device("cuda"), precision)
+    chosen = set() if fault else {"cuda"}
+    assert chosen == matrix_gradient.DEVICES
+
+
+def test_an_optimizer_makes_sums_of_what_a_kernel_adds(monkeypatch):
+    monkeypatch.setattr(matrix_gradient, "DEVICES", {"cpu"})
+    monkeypatch.setattr(matrix_gradient, "MIN_SIDE", 48)
+    model = make_model("bf16", config=dataclasses.replace(CONFIG, width=48))
+    _optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
+    blocks = model.get_submodule("transformer.h")
+    attached = {n for n, m in blocks.named_modules() if getattr(m, "gradient_sum", None)}
+    maps = ("attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    assert attached == {f"{layer}.{name}" for layer in range(3) for name in maps}
+
+
 def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path):
     job = make_job(CASE, tmp_path, num_steps=1, weight_kernel=True)
     with pytest.raises(
@@ -148,7 +210,7 @@ def test_the_interpreted_kernels_add_what_float64_adds():
 def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(outputs, inputs):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    matrix_gradient.choose_weight_kernel(True, torch.device("cuda"))
+    matrix_gradient.choose_weight_kernel(True, torch.device("cuda"), "bf16")
     from nanochat_core.model.matrices.kernel import add
 
     try:
@@ -165,4 +227,4 @@ def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(outputs, inpu
         error = (found[0] - expected).abs().max() / expected.abs().max()
         assert error < 1e-5
     finally:
-        matrix_gradient.choose_weight_kernel(False, torch.device("cuda"))
+        matrix_gradient.choose_weight_kernel(False, torch.device("cuda"), "bf16")

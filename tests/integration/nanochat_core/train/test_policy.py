@@ -35,10 +35,10 @@ RECIPE = recipe_reference.Recipe(num_steps=1, total_batch_size=1, tokens=1, refe
 CLIP, KL_WEIGHT = 0.1, 0.3
 
 
-def small_model(seed=2):
+def small_model(seed=2, *, precision="fp32"):
     """Every weight is random; each seed is another model, not far from the others."""
     config = ModelConfig(**dataclasses.asdict(SHAPE), sequence_len=32)
-    model = GPT(config, scaling.numerics("fp32"))
+    model = GPT(config, scaling.numerics(precision))
     model.init_weights(1)
     generator, change = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -244,6 +244,18 @@ def test_log_probs_are_those_of_the_answers_tokens_in_their_order():
         assert len(found) == 0 if wanted is None else True
         if wanted is not None:
             torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_log_probs_of_a_model_in_bf16_are_those_of_a_training_pass():
+    """So that ratios begin at 1."""
+    model, batch = small_model(precision="bf16"), ROLLOUTS[:1]
+    tokens, targets = pad(batch, model.config.sequence_len)
+    begin = len(batch[0].prompt) - 1
+    (found,) = log_probs(model, batch, device_batch_size=1)
+    assert torch.equal(found, -model.token_losses(tokens, targets)[0, begin:].detach())
+    with torch.no_grad():
+        rounded = -model.token_losses(tokens, targets)[0, begin:]
+    assert not torch.equal(found, rounded)
 
 
 def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others():
