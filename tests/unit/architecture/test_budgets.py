@@ -17,9 +17,9 @@ LINES = {
     "infra": 5_284,
     "deployments": 791,
     "nanochat_flows": 232,
-    "nanochat_core": 28_460,
+    "nanochat_core": 28_468,
     "tasks": 3_807,
-    "tests": 85_682,
+    "tests": 85_780,
 }
 MECHANISMS = {"classes": 221, "requests": 9, "times": 61, "retries": 5, "pools": 20}
 
