@@ -183,6 +183,7 @@ def machine(provenance: Provenance) -> str:
     # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
     device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
     if device == "cpu" and "threads" in segment:
-        device = f"{provenance.versions.get('processor', 'CPU')}, {segment['threads']} threads"
+        threads = "1 thread" if segment["threads"] == 1 else f"{segment['threads']} threads"
+        device = f"{provenance.versions.get('processor', 'CPU')}, {threads}"
     processes = segment.get("processes", 1)
     return f"{processes} x {device}" if processes > 1 else device
