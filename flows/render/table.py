@@ -121,7 +121,9 @@ class Table:
     def tree(self) -> list[dict[str, str]]:
         """Return the rows by the names of their columns, for Prefect's pages."""
         names = [column.name for column in self.columns]
-        return [dict(zip(names, map(str, row), strict=True)) for row in self.rows]
+        return [
+            dict(zip(names, (visible(str(cell)) for cell in row), strict=True)) for row in self.rows
+        ]
 
 
 def texts(*names: str) -> tuple[Column, ...]:
@@ -149,4 +151,4 @@ def as_lines(
 
 def _escape(text: str) -> str:
     # A pipe inside a cell would begin another column, a newline another row.
-    return text.replace("|", "\\|").replace("\n", " ")
+    return visible(text).replace("|", "\\|").replace("\n", " ")

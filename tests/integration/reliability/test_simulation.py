@@ -41,19 +41,19 @@ def test_every_invariant_holds_in_every_history(tally: Tally):
 
 
 def test_every_invariant_holds_when_artifacts_are_built_again():
-    tally = simulate_many(range(NORMAL // 3), FORCED, most_broken=1)
+    tally = simulate_many(range(NORMAL // 3), FORCED, max_broken=1)
     assert not tally.broken, tally.report(FORCED)
 
 
 def test_every_invariant_holds_when_artifacts_are_taken_back():
-    tally = simulate_many(range(NORMAL // 3), REVISED, most_broken=1)
+    tally = simulate_many(range(NORMAL // 3), REVISED, max_broken=1)
     assert not tally.broken, tally.report(REVISED)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_missing_protection_is_found(mutation: str):
     kind = Kind(mutation=mutation)
-    assert simulate_many(range(UNTIL_FOUND), kind, most_broken=1).broken
+    assert simulate_many(range(UNTIL_FOUND), kind, max_broken=1).broken
 
 
 def test_histories_meet_everything_that_can_go_wrong(tally: Tally):

@@ -234,14 +234,14 @@ def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> H
     )
 
 
-def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MAX_SHOWN) -> Tally:
-    """Many histories, in this process, until `most_broken` of them broke."""
+def simulate_many(seeds: range, kind: Kind = PLAIN, *, max_broken: int = MAX_SHOWN) -> Tally:
+    """Many histories, in this process, until `max_broken` of them broke."""
     tally = Tally()
     began = time.process_time()
     with open_scratch() as scratch:
         for seed in seeds:
             tally.count(_simulate(seed, kind, scratch=scratch))
-            if len(tally.broken) == most_broken:
+            if len(tally.broken) == max_broken:
                 break
     tally.cpu_seconds = time.process_time() - began
     return tally

@@ -6,16 +6,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nanochat_core.engine.native import build, weights
+from nanochat_core.engine.native import weights
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.errors import ConfigError, ModelError
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import make_gpt, make_runner
 
-REASON = build.unable_here()
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
-]
+pytestmark = [pytest.mark.torch, needs_kernels]
 
 SPOILT: dict[str, Callable[[NativeRunner], None]] = {
     "smear reads beyond its gate": lambda r: setattr(r._spec, "smear_channels", 25),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanochat_core.engine.native import build
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import row_key, sample
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,
@@ -20,11 +20,7 @@ from tests.support.nanochat_core.engine.native_models import (
 )
 from tests.support.nanochat_core.engine.row_keys import row_keys
 
-REASON = build.unable_here()
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
-]
+pytestmark = [pytest.mark.torch, needs_kernels]
 
 PROMPTS = {0: make_tokens(23, 1), 1: make_tokens(40, 2), 2: make_tokens(5, 3), 3: [17]}
 DRAW = SamplingParams(temperature=0.9, top_k=20)

@@ -10,14 +10,10 @@ import pytest
 import torch
 
 from nanochat_core.engine import speed
-from nanochat_core.engine.native import build
 from nanochat_core.engine.native.memory import Arena
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 
-REASON = build.unable_here()
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
-]
+pytestmark = [pytest.mark.torch, needs_kernels]
 
 # A process of its own: who may not have more address space cannot run tests.
 LIMITED = """

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import page_bytes
 from nanochat_core.engine.native.weights import FORMS
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.sampling import row_key
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     chunk,
@@ -18,11 +18,7 @@ from tests.support.nanochat_core.engine.native_models import (
     read,
 )
 
-REASON = build.unable_here()
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
-]
+pytestmark = [pytest.mark.torch, needs_kernels]
 
 TOKENS = make_tokens(LENGTH, 7)
 

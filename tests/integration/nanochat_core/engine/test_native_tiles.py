@@ -21,6 +21,7 @@ from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.native.weights import MatrixSpec, PackedMatrix, Precision
 from nanochat_core.runtime.hardware import cpp_library
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     make_gpt,
@@ -29,11 +30,7 @@ from tests.support.nanochat_core.engine.native_models import (
     read,
 )
 
-REASON = build.unable_here()
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
-]
+pytestmark = [pytest.mark.torch, needs_kernels]
 
 # A product alone, of rows in bf16 or bytes (byte - zero).
 SOURCE = """

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key, sample
 from nanochat_core.eras import ERAS, HEAD
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,
@@ -28,7 +28,6 @@ from tests.support.nanochat_core.engine.torch_slots import VarlenRunner, matrice
 from tests.support.nanochat_core.random_gpt import capacity_of
 
 SLOTS = 5  # the last one has its pages in order, the others in any
-WHY_NOT = build.unable_here()
 
 
 @dataclass
@@ -76,9 +75,8 @@ def torchs(make, dtype=torch.float32, error=1e-5):
 
 def native(precision, error, threads, tiles="none"):
     make = partial(NativeRunner, precision=precision, num_threads=threads, tiles=tiles)
-    skip = pytest.mark.skipif(WHY_NOT is not None, reason=f"no kernels here: {WHY_NOT}")
     name = f"native {precision}, tiles {tiles}"
-    return pytest.param(Kind(make, error, 0, 16), id=name, marks=skip)
+    return pytest.param(Kind(make, error, 0, 16), id=name, marks=needs_kernels)
 
 
 KINDS = [

@@ -14,13 +14,8 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.scheduler_case import Asked
 
 NO_KERNELS = build.unable_here()
-RUNNERS = [
-    pytest.param(
-        "native",
-        marks=pytest.mark.skipif(NO_KERNELS is not None, reason=f"no kernels here: {NO_KERNELS}"),
-    ),
-    "torch",
-]
+needs_kernels = pytest.mark.skipif(NO_KERNELS is not None, reason=f"no kernels here: {NO_KERNELS}")
+RUNNERS = [pytest.param("native", marks=needs_kernels), "torch"]
 
 
 def engine_on(runner: str, model: GPT, tokenizer: Tokenizer, *, num_slots: int = 2) -> Engine:

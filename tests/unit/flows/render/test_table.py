@@ -98,3 +98,17 @@ def test_a_time_is_said_by_how_long_ago_it_was(seconds, said):
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-45T00:00:00Z", "\x1b[2J"])
 def test_what_is_no_time_is_left_as_it_is(text):
     assert ago(text, 0.0) == text
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda table: "".join(table.lines()),
+        lambda table: table.markdown(),
+        lambda table: table.tree()[0]["why"],
+    ],
+)
+def test_text_that_others_wrote_moves_no_cursor_and_turns_no_direction(shown):
+    text = shown(Table(columns=texts("why"), rows=[("a\x1b[2K\u202eb",)]))
+    assert "\x1b" not in text
+    assert "\u202e" not in text

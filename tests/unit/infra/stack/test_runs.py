@@ -1,4 +1,4 @@
-"""A supervisor's requests about runs, to a server that answers as it is told."""
+"""The requests that a supervisor sends about runs, answered by a scripted server."""
 
 import os
 from datetime import UTC, datetime, timedelta
