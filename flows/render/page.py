@@ -126,7 +126,7 @@ class Page:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a page or a picture so that a reader sees all of it, or the older one."""
+    """Write a file so that a reader sees all of it, or the older one."""
     if path.exists() and not path.is_file():  # a device, a pipe: it is written to, never replaced
         path.write_bytes(data)
         return

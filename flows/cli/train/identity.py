@@ -15,6 +15,7 @@ from flows.cli.train.plan import plan
 from flows.persona import make_persona, parse_fact, persona_lines, slug, slug_reason, with_persona
 from flows.profile_file import changes_to_toml
 from flows.profiles import open_profile
+from flows.render.page import write_whole
 from flows.run_request import shared
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
@@ -82,9 +83,11 @@ def identity(
     ]
     with writing(data, ConfigError, hint="choose another directory with --to"):
         data.parent.mkdir(parents=True, exist_ok=True)
-        _replace(data, "".join(f"{line}\n" for line in persona_lines(run, found)))
+        lines = (f"{line}\n" for line in persona_lines(run, found))
+        write_whole(data, "".join(lines).encode())
         changed = with_persona(run, found, data.name)
-        _replace(settings, changes_to_toml(request, changed, name=file, about=about))
+        text = changes_to_toml(request, changed, name=file, about=about)
+        write_whole(settings, text.encode())
     print_lines([f"{path}: written" for path in (data, settings)])
     if reason := slug_reason(found.name):
         print_line(f"files and run are called {file}: {reason}")
@@ -104,13 +107,6 @@ def _check_profile(profile: str) -> None:
             f"{profile} gives the model another name already",
             hint="take the profile that it was made from; its first lines have the command",
         )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole, in place of the one that the user may have edited."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _ask(name: str) -> tuple[str, str, tuple[str, ...]]:
