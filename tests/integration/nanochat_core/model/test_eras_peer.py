@@ -101,8 +101,9 @@ def test_our_logits_are_nanochats(era, peer):
     for name, parameter in model.named_parameters():
         assert parameter.dtype == weights[name].dtype, name
     difference = (model(tensors["tokens"]) - expected).abs().max()
-    # Bf16 rounds alike because the operations come in the same order.
-    assert difference <= (1e-5 if precision == "fp32" else 0.0), difference
+    # Bf16 rounds alike because the operations come in the same order. In fp32 both sides are up to
+    # 2.5e-5 from the same model in fp64, of logits up to 9.
+    assert difference <= (5e-5 if precision == "fp32" else 0.0), difference
 
 
 @torch.no_grad()
