@@ -5,6 +5,7 @@ Each control takes one protection out, and a history that is all well with it is
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -69,31 +70,36 @@ def only_record(store: Any, record: Callable[[], None], **options: Any) -> None:
     record()
 
 
-# What is missing, what stands there instead, the rules, and a seed whose history breaks: the first
-# to be tried, so that the search is short while the code draws as it does now.
+# What is missing, what stands there instead, the rules, and a seed whose history breaks while the
+# code draws as it does now. A search for another one takes up to half a minute: update the seed.
 AT_ONCE = Rules(keep=RULES.keep, grace=0.0)
 CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
-    "runs do not wait": (flows.building.build, "reserve", only_record, RULES, 12),
-    "tags do not wait": (gc_actors, "reserve", only_record, RULES, 5),
-    "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 29),
-    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 14),
-    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 72),
-    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 7),
+    "runs do not wait": (flows.building.build, "reserve", only_record, RULES, 15),
+    "tags do not wait": (gc_actors, "reserve", only_record, RULES, 38),
+    "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 19),
+    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 0),
+    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 23),
+    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 16),
     "what waits keeps nothing": (
         flows.gc.survey,
         "_reached_by_waiting",
         lambda *arguments: Reachable(),
         RULES,
-        28,
+        111,
     ),
-    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 214),
+    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 0),
 }
 
 
+@pytest.mark.filterwarnings("always:seed")
 @pytest.mark.parametrize("control", CONTROLS)
 def test_without_one_of_the_protections_a_history_breaks(
     control: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name, value, rules, likely = CONTROLS[control]
     monkeypatch.setattr(owner, name, value)
-    assert any(simulate(seed, rules=rules).broken for seed in (likely, *range(ENOUGH)))
+    seeds = (seed for seed in (likely, *range(ENOUGH)) if simulate(seed, rules=rules).broken)
+    found = next(seeds, None)
+    assert found is not None
+    if found != likely:
+        warnings.warn(f"seed {likely} of {control!r} breaks no more, {found} does", stacklevel=1)
