@@ -40,19 +40,21 @@ def empty(problem: dict) -> str:
 
 
 @pytest.mark.parametrize(
-    ("layout", "passes"),
+    ("layout", "passes", "every"),
     [
-        ("{solution}", True),
-        ("Sure! Here it is:\n\n~~~Python\n{solution}\n~~~\n\nIt runs in linear time.", True),
-        ("{empty}", False),
-        ("I would write:\n{solution}", False),
+        ("{solution}", True, 1),
+        ("Sure! Here it is:\n\n~~~Python\n{solution}\n~~~\n\nIt runs in linear time.", True, 20),
+        ("{empty}", False, 1),
+        ("I would write:\n{solution}", False, 20),
     ],
 )
 def test_solutions_of_humaneval_pass_and_empty_ones_do_not(
-    sandbox: None, layout: str, passes: bool
+    sandbox: None, layout: str, passes: bool, every: int
 ) -> None:
-    answers = [layout.format(solution=solution(p), empty=empty(p)) for p in PROBLEMS]
-    assert are_correct(list(zip(PROBLEMS, answers, strict=True))) == [passes] * 164
+    assert len(PROBLEMS) == 164
+    asked = PROBLEMS[::every]  # what is around a program is taken off before it runs
+    answers = [layout.format(solution=solution(p), empty=empty(p)) for p in asked]
+    assert are_correct(list(zip(asked, answers, strict=True))) == [passes] * len(asked)
 
 
 def test_gold_answers_of_gsm8k_are_right_and_others_wrong() -> None:

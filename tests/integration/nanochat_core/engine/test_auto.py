@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(
 
 @needs_kernels
 def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "_folder", lambda: tmp_path)
     seconds = {"native in fp32": 2.0, "native in bf16": 3.0, "torch in fp32": 4.0}
     answered = []
 
@@ -59,7 +59,7 @@ def test_auto_takes_the_fastest_side_as_it_was_measured_once(make_model, monkeyp
 
 @needs_kernels
 def test_all_sides_of_a_cpu_are_timed(make_model, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "_folder", lambda: tmp_path)
     threads = torch.get_num_threads()
     choice = choose_runner(make_model(), num_slots=3, precision="auto")
     assert torch.get_num_threads() == threads

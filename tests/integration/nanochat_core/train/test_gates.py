@@ -129,8 +129,11 @@ STYLES = {
 }
 
 
-@pytest.mark.parametrize("record", ["whole", "without a loss", "of another text", "none"])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    ("style", "record"),
+    [*((style, "whole") for style in STYLES)]
+    + [("noise", record) for record in ("without a loss", "of another text", "none")],
+)
 def test_a_healthy_model_trains_on_chats_of_any_style(bench, tmp_path, confident, style, record):
     """It is worse than guessing on them, and far from wrong."""
     model = with_record(confident, tmp_path / "model", record)
