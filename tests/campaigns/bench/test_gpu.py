@@ -31,6 +31,7 @@ def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(dry: DryRun) 
     assert {name for name, step in dry.steps.items() if step["results"]} == (
         found.keys() - PEERLESS
     )
+    assert "d12 we, rows" in dry.results("d12 rows")
 
 
 @pytest.mark.timeout(900)
