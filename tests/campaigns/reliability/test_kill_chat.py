@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nanochat_core.job import Job
-from tests.integration.reliability.test_kill_training import land_kills
+from tests.campaigns.reliability.test_kill_training import land_kills
 from tests.support.campaigns import Campaign
 from tests.support.reliability.small_chat import STAGES, make_chat_inputs, make_chat_job
 from tests.support.reliability.small_training import reported

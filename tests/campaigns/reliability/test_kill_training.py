@@ -1,20 +1,43 @@
-"""kill -9 of a training job, fifty times: it resumes and ends with the same bytes.
+"""kill -9 of a training job at any moment, fifty times: it resumes, and ends with the same bytes.
 
-The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills.
+A job is started as the product does, and the whole tree, launcher, torchrun and ranks, is killed at
+a random moment, again and again until it ends undisturbed; then another one, until enough kills
+have landed. Every loss that any attempt reported, the final weights and the final optimizer state
+must be those of an undisturbed job; after each kill every committed checkpoint must be whole.
+
+The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills. Of
+this `make test` has nanochat_core/train/test_resume.py, which stops every stage and compares the
+bytes, and bench/test_gpu.py, whose training is killed by SIGKILL and resumes.
 """
 
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.data.row_files import Rows
-from tests.integration.reliability.test_kill_training import ignore, kill_pretraining
+from nanochat_core.job import Job
 from tests.support.campaigns import Campaign
+from tests.support.flows.waiting import wait_until
 from tests.support.reliability import small_training
-from tests.support.reliability.small_training import make_inputs, make_job, reported
+from tests.support.reliability.kills import kill_tree, processes_of
+from tests.support.reliability.small_training import (
+    digests,
+    find_torn,
+    make_inputs,
+    make_job,
+    reported,
+)
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.torch
 
 
@@ -53,3 +76,129 @@ def test_two_ranks_then_one_then_four_train_the_same(tmp_path: Path) -> None:
             for rank, share in enumerate(shares):
                 together[rank::size] = share
             assert (together == rows.take(ids)).all()
+
+
+def test_a_resumed_job_without_its_optimizer_state_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign's control: the comparison finds the difference."""
+    from nanochat_core.optim.sharded import Optimizer
+    from nanochat_core.train import pretrain
+
+    inputs = make_inputs(tmp_path / "inputs")
+    whole = make_job(tmp_path / "whole", inputs, num_steps=12)
+    pretrain.run(whole)
+    parts = make_job(tmp_path / "parts", inputs, num_steps=12)
+    with pytest.raises(StageInterrupted):
+        run_job(parts, processes=1, on_event=ignore, steps=6)
+    load = Optimizer.load
+
+    def load_weights(self: Optimizer, read: Callable[[str], Any]) -> None:
+        kept = ("weight/", "step")
+        load(self, lambda key: read(key) if key.startswith(kept) else 0 * read(key))
+
+    monkeypatch.setattr(Optimizer, "load", load_weights)
+    pretrain.run(parts)
+    faults = compare(parts, whole)
+    assert any("model.safetensors" in fault for fault in faults)
+    assert any(fault.startswith("step 8 ") for fault in faults)
+    assert not any(fault.startswith("step 6 ") for fault in faults)
+
+
+def kill_pretraining(
+    directory: Path, *, kills: int, ranks: int, seed: int, num_steps: int = 250
+) -> dict[str, Any]:
+    """Land so many kills on pretraining; see `land_kills`."""
+    inputs = make_inputs(directory / "inputs")
+    make = partial(make_job, inputs=inputs, num_steps=num_steps)
+    return land_kills(make, directory, kills=kills, ranks=ranks, seed=seed)
+
+
+def land_kills(
+    make: Callable[[Path], Job], directory: Path, *, kills: int, ranks: int, seed: int
+) -> dict[str, Any]:
+    """Land so many kills; what came of them, `faults` being what must be empty.
+
+    `make` makes the job to be killed in a directory, always the same one.
+    """
+    moments = random.Random(seed)
+    undisturbed = make(directory / "undisturbed")
+    run_job(undisturbed, processes=ranks, on_event=ignore)
+    report: dict[str, Any] = {"ranks": ranks, "seed": seed, "kills": 0, "jobs": 0}
+    report |= {"kills_in_a_row": 0, "killed_after_step": [], "faults": []}
+    while report["kills"] < kills:
+        report["jobs"] += 1
+        job = make(directory / f"job-{report['jobs']}")
+        place = 0
+        while report["kills"] < kills and kill_at_random(job, ranks, moments):
+            before, place = place, newest_step(job)
+            report["kills"] += 1
+            report["kills_in_a_row"] += place == before
+            report["killed_after_step"].append(place)
+            report["faults"] += [f"{name} is torn" for name in find_torn(job)]
+            wait_until(
+                lambda job=job: not processes_of(job.directory), seconds=120.0, what="orphans"
+            )
+        run_job(job, processes=ranks, on_event=ignore)
+        report["faults"] += compare(job, undisturbed)
+    return report
+
+
+def ignore(event: dict[str, Any]) -> None:
+    """Do nothing with an event."""
+
+
+def compare(job: Job, undisturbed: Job) -> list[str]:
+    """What differs of a job's files, and of anything that any of its attempts reported."""
+    expected, actual = digests(undisturbed), digests(job)
+    faults = [f"{n} differs" for n in expected | actual if expected.get(n) != actual.get(n)]
+    first = reported(undisturbed)
+    for (kind, step), values in reported(job).items():
+        for value in values:
+            if value != first[kind, step][0]:
+                faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
+    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - reported(job).keys()]
+    return faults
+
+
+def newest_step(job: Job) -> int:
+    """The last step that an attempt finished."""
+    return max((step for kind, step in reported(job) if kind == "step"), default=0)
+
+
+def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
+    """Start the job, and kill its whole tree; False when it came to its end before.
+
+    One of four is killed while it starts, the others somewhere in their training.
+    """
+    size = job.events.stat().st_size if job.events.exists() else 0
+    launcher = "tests.support.reliability.launch_job"
+    with (job.directory / "launcher.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", launcher, str(job.directory), str(ranks)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    if moments.random() < 0.25:
+        time.sleep(moments.uniform(0.1, 4.0))
+    else:
+        while process.poll() is None and not has_begun(job, size):
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 1.5))
+    if process.poll() is not None:
+        assert process.returncode == 0, (job.directory / "launcher.log").read_text()
+        return False
+    kill_tree(process)
+    return True
+
+
+def has_begun(job: Job, size: int) -> bool:
+    """Return whether an attempt has reported a step, its events beginning after `size` bytes."""
+    if not job.events.exists():
+        return False
+    with job.events.open("rb") as file:
+        file.seek(size)
+        return b'"kind": "step"' in file.read()
