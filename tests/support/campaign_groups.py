@@ -29,7 +29,12 @@ GROUPS = {
         "nanochat_core/train",
     ),
     "kill rebuilds": ("reliability/test_kill_rebuild.py", "reliability/test_kill_sweep.py"),
-    "kill stacks": ("reliability/test_kill_stack.py", "infra/stack/test_seconds.py"),
+    "kill stacks": (
+        "reliability/test_kill_stack.py",
+        "infra/stack/test_cancels.py",
+        "infra/stack/test_resumed_once.py",
+        "infra/stack/test_seconds.py",
+    ),
     "stacks": (
         "infra/stack/test_mending.py",
         "infra/stack/test_postgres.py",
@@ -48,6 +53,7 @@ GROUPS = {
     "protocol": (
         "reliability/test_simulation.py",
         "reliability/test_fencing.py",
+        "reliability/test_two_commands.py",
         "reliability/test_gc_histories.py",
     ),
     "clusters": (

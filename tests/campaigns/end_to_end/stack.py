@@ -24,7 +24,7 @@ from tests.campaigns.end_to_end.prefect_api import PrefectApi
 Kind = Literal["server", "supervisor", "worker", "flow", "stage", "agent", "job", "other"]
 _NANOCHAT = (sys.executable, "-m", "flows.cli.app")
 _ADDRESS = re.compile(r"http://[\w.]+:\d+")
-SECONDS_TO_COME_UP = 240.0
+SECONDS_TO_COME_UP = 400.0  # `up` itself gives a server 240
 
 
 @dataclass

@@ -23,11 +23,12 @@ from tests.support.campaigns import Campaign
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
-AT_ONCE = 5  # runs: a worker of `cpu` takes six
+AT_ONCE = 8  # runs: a worker of `cpu` takes six, and others wait for it
 BEFORE_GPU = ("shards", "task_data", "tokenizer", "tokens", "rows")
 # By the rest of a run's number divided by three: the stages that it finds in its store.
 FOUND = ((), BEFORE_GPU, ("shards", "task_data"))
-LIMIT = 300.0  # seconds from Cancel to the end of the run, on a busy machine
+# Seconds from Cancel to the end of the run. Prefect ends one that does not begin after 300.
+LIMIT = 480.0
 # A dead run is silent for so long before a supervisor resumes it; twice, for two polls and more.
 QUIET_SECONDS = 2 * (SILENT_SECONDS + SETTLED_SECONDS + 2 * SLOW_SECONDS)
 
@@ -45,9 +46,14 @@ class Cancelled:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(home=tmp_path_factory.mktemp("cancels") / "home", port=4730, patience=300.0)
-    stack.up()
-    yield stack
-    stack.end()
+    try:
+        try:
+            stack.up()
+        except AssertionError:  # a busy machine: the first start of a home makes its database
+            stack.up()
+        yield stack
+    finally:
+        stack.end()
 
 
 def test_a_cancelled_run_stays_cancelled(stack: Stack, campaign: Campaign) -> None:
@@ -69,7 +75,7 @@ def test_a_cancelled_run_stays_cancelled(stack: Stack, campaign: Campaign) -> No
 def cancel_runs(stack: Stack, *, cancels: int, seed: int) -> list[Cancelled]:
     """Cancel so many runs, `AT_ONCE` at a time, each at a moment of its own."""
     moments, number = random.Random(seed), 0
-    longest = 1.5 * build_first(stack)
+    longest = build_first(stack)
     waiting: dict[str, float] = {}  # run -> when to cancel it
     made: list[Cancelled] = []
     while len(made) < cancels or any(each.seconds is None for each in made):
@@ -82,6 +88,7 @@ def cancel_runs(stack: Stack, *, cancels: int, seed: int) -> list[Cancelled]:
                 continue  # it was over
             stack.api.press_cancel(run)
             made.append(Cancelled(run, during))
+            print(f"{time.strftime('%X')} cancelled {len(made)}: {during}", flush=True)
         for each in made:
             if each.seconds is None and has_ended(stack, each.run):
                 each.seconds = time.monotonic() - each.at
@@ -147,10 +154,11 @@ def states(stack: Stack, run: str) -> list[str]:
     return [each["type"] for each in sorted(found, key=lambda each: each["timestamp"])]
 
 
-def faults(stack: Stack, cancelled: Cancelled) -> list[str]:
+def faults(stack: Stack, made: Cancelled) -> list[str]:
     """Return what is wrong with a run long after it was cancelled."""
-    history = states(stack, cancelled.run)
-    after = history[history.index("CANCELLING") :]
+    history = states(stack, made.run)
+    cancelled_at = next(i for i, each in enumerate(history) if each.startswith("CANCELL"))
+    after = history[cancelled_at:]
     found = [] if history[-1] == "CANCELLED" else [f"its last state is {history[-1]}"]
     found += ["it was started again"] if {"SCHEDULED", "PENDING", "RUNNING"} & {*after} else []
-    return [f"{cancelled.run}, {cancelled.during}: {fault}: {history}" for fault in found]
+    return [f"{made.run}, {made.during}: {fault}: {history}" for fault in found]

@@ -1,0 +1,200 @@
+"""SIGKILL of any process of a stack on which several runs are: each resumes once, and ends equal.
+
+The figures are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills. The campaign of
+tests/campaigns/reliability/test_kill_stack.py does it to one run at a time and measures pauses.
+"""
+
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import psutil
+import pytest
+
+from tests.campaigns.end_to_end.prefect_api import wait_until
+from tests.campaigns.end_to_end.small import form_values
+from tests.campaigns.end_to_end.stack import Stack, environment_of, kill
+from tests.support.campaigns import Campaign
+from tests.support.reliability.kill_stack import KEPT, digests
+
+pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
+
+Victim = Literal["job", "stage", "flow", "worker cpu", "worker gpu", "server", "supervisor"]
+WEIGHTS: dict[Victim, int] = {
+    "job": 12,
+    "stage": 10,
+    "flow": 14,
+    "server": 5,
+    "worker cpu": 3,
+    "worker gpu": 3,
+    "supervisor": 3,
+}
+AT_ONCE = 3  # runs
+PAUSE = (2.0, 12.0)  # seconds between two kills
+SECONDS = 900.0  # for a run to get a process again, or to end, on a busy machine
+STAGES = (*KEPT, "pretrain", "midtrain", "sft", "rl")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")  # a crashed run is resumed
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(home=tmp_path_factory.mktemp("once") / "home", port=4750, patience=300.0)
+    try:
+        start_again(stack)
+        yield stack
+    finally:
+        stack.end()
+
+
+def test_each_killed_run_has_one_live_attempt_and_ends_equal(
+    stack: Stack, campaign: Campaign
+) -> None:
+    first = start(stack, 0)
+    wait_until(lambda: is_over(stack, first), seconds=2 * SECONDS, what="the undisturbed run")
+    expected = digests(stack.home / "stores" / "0")
+    assert {*expected} == {*STAGES}
+
+    with noting_twins(stack) as twins:
+        kills, runs = kill_processes(stack, kills=campaign.trials(12), seed=campaign.seed)
+    faults = twins + [fault for number, run in runs.items() for fault in look(stack, number, run)]
+    different = {n: digests(stack.home / "stores" / str(n)) for n in runs}
+    left = wait_for_no_process(stack)
+
+    victims = Counter(kills)
+    print(*(f"| {victim} | {number} |" for victim, number in victims.items()), sep="\n")
+    campaign.found(f"{len(kills)} kills in {len(runs)} runs, {len(faults)} faults: {dict(victims)}")
+    assert faults == []
+    assert {n for n, found in different.items() if found != expected} == set()
+    assert left == []
+
+
+def start(stack: Stack, number: int) -> str:
+    """Submit a run with a store of its own; all but the first find what a CPU makes in it."""
+    store = stack.home / "stores" / str(number)
+    store.mkdir(parents=True)
+    if number:
+        for stage in KEPT:
+            shutil.copytree(stack.home / "stores" / "0" / stage, store / stage)
+    deployment, name = stack.api.deployment("nanochat/nanochat"), f"once-{number}"
+    values = form_values(run_name=name, store=store.as_uri())
+    values |= {"until": "rl", "retries": 50}
+    values["place"] = [*values["place"], "save_every_seconds=2"]
+    return stack.api.trigger(deployment, values, name=name)
+
+
+def is_over(stack: Stack, run: str) -> bool:
+    return stack.api.run(run)["state_type"] in ENDED
+
+
+def kill_processes(stack: Stack, *, kills: int, seed: int) -> tuple[list[Victim], dict[int, str]]:
+    """Kill so many processes; return them, and the runs by their number, which all have ended."""
+    moments = random.Random(seed)
+    made: list[Victim] = []
+    runs: dict[int, str] = {}
+    while True:
+        live = [run for run in runs.values() if not is_over(stack, run)]
+        if len(made) >= kills:
+            break
+        while len(live) < AT_ONCE:
+            number = len(runs) + 1
+            runs[number] = start(stack, number)
+            live.append(runs[number])
+        time.sleep(moments.uniform(*PAUSE))
+        victim = moments.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        if kill_one(stack, victim, live, moments):
+            made.append(victim)
+            print(f"{time.strftime('%X')} killed {victim}: {len(made)}", flush=True)
+    for run in live:
+        wait_until(lambda run=run: is_over(stack, run), seconds=SECONDS, what=f"{run} to end")
+    return made, runs
+
+
+def kill_one(stack: Stack, victim: Victim, live: list[str], moments: random.Random) -> bool:
+    """Kill a process of that kind if there is one; wait until what others need is back."""
+    engines = [engine for run in live for engine in stack.engines(run)]
+    flows = stack.processes("flow")
+    find: dict[Victim, Callable[[], list[psutil.Process]]] = {
+        "job": lambda: stack.processes("job"),
+        "stage": lambda: [p for p in flows if p not in engines],
+        "flow": lambda: engines,
+        "worker cpu": lambda: stack.workers("cpu"),
+        "worker gpu": lambda: stack.workers("gpu"),
+        "server": lambda: stack.processes("server"),
+        "supervisor": lambda: stack.processes("supervisor"),
+    }
+    found = find[victim]()
+    if not found or not kill(moments.choice(found)):
+        return False
+    if victim == "supervisor":
+        start_again(stack)
+    if victim == "server":
+        wait_until(stack.api.answers, seconds=SECONDS, what="the server")
+    if victim in ("worker cpu", "supervisor"):  # all runs ended with it
+
+        def is_back(run: str) -> bool:
+            return is_over(stack, run) or bool(stack.engines(run))
+
+        time.sleep(20.0)  # in which those that save end
+        wait_until(lambda: all(map(is_back, live)), seconds=SECONDS, what="all runs to resume")
+    return True
+
+
+def start_again(stack: Stack) -> None:
+    """Give `nanochat up`, on a busy machine twice."""
+    try:
+        stack.up()
+    except AssertionError:
+        stack.up()
+
+
+@contextmanager
+def noting_twins(stack: Stack) -> Generator[list[str]]:
+    """Note each flow run that has two live processes for longer than the first needs to exit."""
+    found: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        since: dict[str, float] = {}
+        while not over.wait(1.0):
+            running = Counter(
+                environment_of(p).get("PREFECT__FLOW_RUN_ID") for p in stack.processes("flow")
+            )
+            twins = [run for run, number in running.items() if run and number > 1]
+            since = {run: since.get(run, time.monotonic()) for run in twins}
+            for run, began in since.items():
+                if time.monotonic() - began > 5.0 and not any(run in each for each in found):
+                    found.append(f"{run} has {running[run]} processes at {time.strftime('%X')}")
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def look(stack: Stack, number: int, run: str) -> list[str]:
+    """Return what is wrong with a run that has ended."""
+    found: list[dict[str, Any]] = stack.api.get(f"flow_run_states/?flow_run_id={run}")
+    states = sorted(found, key=lambda each: each["timestamp"])
+    types = [each["type"] for each in states]
+    resumes = [i for i, each in enumerate(states) if each["name"] == "AwaitingRetry"]
+    faults = [] if types[-1] == "COMPLETED" else [f"it ended as {types[-1]}"]
+    faults += ["it was resumed without a crash" for i in resumes if types[i - 1] != "CRASHED"]
+    if types.count("RUNNING") > 1 + len(resumes):
+        faults.append("it was started more often than it was resumed")
+    return [f"run {number} {run}: {fault}: {types}" for fault in faults]
+
+
+def wait_for_no_process(stack: Stack) -> list[list[str]]:
+    """Return the command lines of jobs and flows that outlive all runs."""
+    deadline = time.monotonic() + 60.0
+    while (left := stack.processes("job", "agent", "flow")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return [process.cmdline() for process in left]
