@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.cli.train.stage import LOST
 from flows.leases.lease import TTL
 from tests.support.campaigns import Campaign
 from tests.support.flows.waiting import wait_until
@@ -222,7 +223,8 @@ def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> li
     wait_until(has_taken_over, seconds=SECONDS, what=f"the next owner in {pair.directory}")
     if is_locked in pair.said(1):
         pair.signal_tree(0, signal.SIGCONT)
-        assert [pair.end(0), pair.end(1)] == [0, 0]
+        codes = [pair.end(0), pair.end(1)]  # on a busy machine it may lose a short lease now
+        assert codes in ([0, 0], [LOST, 0]), pair.said(0) + pair.said(1)
         return "it had the lock of the directory's swaps"
     if published_first:
         assert pair.end(1) == 0, pair.said(1)
@@ -232,7 +234,7 @@ def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> li
     found = pair.faults(owner=2)
     if before is not None and before != pair.record("manifest"):
         found.append("the manifest was changed")
-    if codes[1] != 0 or "\nbuilt " in pair.said(0) or codes[0] not in (0, 75):
+    if codes[1] != 0 or "\nbuilt " in pair.said(0) or codes[0] not in (0, LOST):
         found.append(f"exit codes {codes}: {pair.said(0)[-400:]} {pair.said(1)[-400:]}")
     return found
 
