@@ -111,6 +111,7 @@ class Pair:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    start_new_session=True,
                 )
             )
         return self.commands[-1]

@@ -37,7 +37,7 @@ WEIGHTS: dict[Victim, int] = {
 AT_ONCE = 3  # runs
 PAUSE = (2.0, 12.0)  # seconds between two kills
 SECONDS = 900.0  # for a run to get a process again, or to end, on a busy machine
-STAGES = (*KEPT, "pretrain", "midtrain", "sft", "rl")
+STAGES = (*KEPT, "pretrain", "midtrain")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")  # a crashed run is resumed
 
 
@@ -82,7 +82,7 @@ def start(stack: Stack, number: int) -> str:
             shutil.copytree(stack.home / "stores" / "0" / stage, store / stage)
     deployment, name = stack.api.deployment("nanochat/nanochat"), f"once-{number}"
     values = form_values(run_name=name, store=store.as_uri())
-    values |= {"until": "rl", "retries": 50}
+    values |= {"until": STAGES[-1], "retries": 50}
     values["place"] = [*values["place"], "save_every_seconds=2"]
     return stack.api.trigger(deployment, values, name=name)
 
