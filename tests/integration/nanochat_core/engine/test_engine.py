@@ -1,5 +1,4 @@
 import itertools
-import random
 import threading
 
 import pytest
@@ -11,6 +10,7 @@ from nanochat_core.engine.requests import EndEvent, Request, SamplingParams
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.engine.engine_case import NO_KERNELS, RUNNERS, ask, engine_on
 from tests.support.nanochat_core.engine.scheduler_case import pages_used
+from tests.support.nanochat_core.engine.torch_slots import prompts_of
 
 pytestmark = pytest.mark.torch
 
@@ -21,12 +21,6 @@ WARM = {"temperature": 1.0, "top_k": None}
 @pytest.fixture(scope="module")
 def engine(make_model, tokenizer):
     return Engine(make_model(), tokenizer)
-
-
-def prompts_of(count, *, longest=40, seed=0):
-    """Random prompts of ordinary tokens, of 1 to `longest` tokens."""
-    rng = random.Random(seed)
-    return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
 def make_caller(engine, *, call):
@@ -53,21 +47,6 @@ def make_caller(engine, *, call):
         model.transformer.wte.weight[: len(codes)] = codes
         for token, successor in (*itertools.pairwise(before), *itertools.pairwise(after)):
             model.lm_head.weight[successor] = 0.3 * codes[token]
-
-
-def test_samples_draw_their_own_first_tokens(engine):
-    columns = [column for column, _ in engine.generate([65, 66], num_samples=16, max_tokens=1)]
-    assert len(columns) == 1
-    assert len(set(columns[0])) > 4
-
-
-def test_the_same_seed_gives_the_same_output_and_another_seed_another(engine):
-    first, second, other = (
-        engine.generate_batch([65, 66], num_samples=4, max_tokens=12, seed=seed)
-        for seed in (1, 1, 2)
-    )
-    assert first == second
-    assert first != other
 
 
 def test_generate_batch_and_complete_agree(engine):
@@ -272,11 +251,12 @@ def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
 
 def test_the_runner_and_its_memory_are_reported_before_anything_is_asked(make_model, tokenizer):
     output = []
-    engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
+    settings = {"num_slots": 3, "runner": "torch", "on_choice": output.append}
+    engine = Engine(make_model(), tokenizer, **settings)
     assert output == []
     engine.scheduler.limit_for([65], None)
     [choice] = output
-    assert choice.num_slots == 3
+    assert (choice.runner, choice.reason, choice.num_slots) == ("torch", "asked for", 3)
     assert choice.pool_bytes > 0
 
 

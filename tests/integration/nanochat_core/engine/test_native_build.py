@@ -4,7 +4,6 @@ import ctypes
 import dataclasses
 import hashlib
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -122,19 +121,6 @@ def test_of_processes_that_start_together_one_builds_and_all_load(
     assert path.stat().st_mtime_ns == before  # found, not built again
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"\x7fELF", random.Random(1).randbytes(10_000)])
-def test_a_file_that_does_not_load_is_built_again(
-    tmp_path: Path, rubbish: bytes, library: Library
-) -> None:
-    path = tmp_path / "kernels" / f"{fingerprint(library)}.so"
-    path.parent.mkdir()
-    path.write_bytes(rubbish)
-    loaded = library.load(tmp_path)
-    assert isinstance(loaded, ctypes.CDLL)
-    assert path.stat().st_size > len(rubbish)
-    assert libraries(tmp_path) == [path]
-
-
 def spoil(data: bytes, how: str) -> bytes:
     """A library as a full disk, or a failing one, leaves it."""
     if how == "zeroed":
@@ -142,7 +128,7 @@ def spoil(data: bytes, how: str) -> bytes:
     return data[: int(len(data) * float(how))]
 
 
-@pytest.mark.parametrize("how", ["0.25", "0.5", "0.9", "0.99", "zeroed"])
+@pytest.mark.parametrize("how", ["0", "0.25", "0.5", "0.9", "0.99", "zeroed"])
 def test_a_damaged_library_is_built_again(
     tmp_path: Path, sources: Path, how: str, library: Library
 ) -> None:

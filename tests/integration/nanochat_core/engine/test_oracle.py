@@ -14,9 +14,11 @@ import torch
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
-from nanochat_core.engine.requests import Request, SamplingParams
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.device_runner import DeviceRunner
-from tests.support.nanochat_core.engine.scheduler_case import Asked
+from nanochat_core.engine.runners.torch_runner import TorchRunner
+from tests.support.nanochat_core.engine.engine_case import ask as submit
+from tests.support.nanochat_core.engine.torch_slots import VarlenRunner
 from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 pytestmark = pytest.mark.torch
@@ -32,6 +34,17 @@ SHAPES = {
     "january_windows_gqa": (False, (12, 12, 96), 1),
 }
 SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "top_k": None}
+GREEDY = SamplingParams(temperature=0.0)
+ALL_PARAMS = (
+    *(
+        GREEDY,
+        SamplingParams(),
+        SamplingParams(top_k=7, temperature=0.8),
+        SamplingParams(top_p=0.7),
+    ),
+    SamplingParams(min_p=0.05, temperature=1.4),
+    SamplingParams(repetition_penalty=1.6, top_k=40, top_p=0.95),
+)
 
 
 def make_model(shape):
@@ -80,13 +93,20 @@ def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tok
 
 
 @functools.cache
-def sampled_naively(shape, tokenizer):
-    """Return two answers to each prompt of a shape."""
+def sampled_naively(shape, tokenizer, all_params):
+    """Return two answers to each prompt of a shape, whose parameters take turns."""
     model = make_model(shape)
-    settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
     return [
         [
-            generate_naive(model, tokenizer, prompt, seed=i, sample_index=sample, **settings)
+            generate_naive(
+                model,
+                tokenizer,
+                prompt,
+                max_tokens=TOKENS,
+                seed=i,
+                sample_index=sample,
+                **vars(all_params[i % len(all_params)]),
+            )
             for sample in range(2)
         ]
         for i, prompt in enumerate(prompts_of(shape, PROMPTS))
@@ -99,12 +119,12 @@ def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_ro
 ):
     model = make_model(shape)
     prompts = prompts_of(shape, PROMPTS)
-    settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
-    naive = sampled_naively(shape, tokenizer)
+    params = SamplingParams(temperature=1.0, top_k=20)
+    settings = {**SETTINGS, "temperature": params.temperature, "top_k": params.top_k}
+    naive = sampled_naively(shape, tokenizer, (params,))
     engine = Engine(model, tokenizer, num_slots=6)
     assert engine.complete(prompts, num_samples=2, seeds=range(PROMPTS), **settings) == naive
 
-    params = SamplingParams(temperature=1.0, top_k=20)
     asked = [
         ask(engine, prompt, seed=i, num_samples=2, params=params)
         for i, prompt in enumerate(prompts)
@@ -125,20 +145,22 @@ class StepBehind(DeviceRunner):
     is_asynchronous = True
 
 
+@pytest.mark.parametrize("kind", [TorchRunner, VarlenRunner, StepBehind])
 @pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
-def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
+def test_every_way_of_sampling_gives_the_naive_answers_on_every_runner_in_torch(
+    shape, kind, tokenizer
+):
     model = make_model(shape)
     engine = Engine(model, tokenizer)
     engine._open_runner = partial(
-        StepBehind,
+        kind,
         dtype=torch.float32,
         # So few pages that samples have to make room.
         capacity=capacity_of(model, num_slots=5, page_size=16, max_len=CONTEXT, num_pages=20),
     )
-    prompts = prompts_of(shape, PROMPTS)
-    params = SamplingParams(temperature=1.0, top_k=20)
     asked = []
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(prompts_of(shape, PROMPTS)):
+        params = ALL_PARAMS[i % len(ALL_PARAMS)]
         asked.append(ask(engine, prompt, seed=i, num_samples=2, params=params))
         if i % 3 == 0:
             gone = ask(engine, prompt, seed=i + 100, params=params)
@@ -148,22 +170,13 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     while engine.scheduler.step():
         pass
     found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
-    assert found == sampled_naively(shape, tokenizer)
+    assert found == sampled_naively(shape, tokenizer, ALL_PARAMS)
     assert engine.scheduler.slots.counts.preemptions > 0
 
 
-def ask(engine, prompt, *, seed=0, **changes):
-    """A request of its own."""
-    asked = Asked()
-    request = Request(
-        prompt=prompt,
-        sink=asked.take,
-        max_tokens=TOKENS,
-        seed=seed,
-        **{"params": SamplingParams(temperature=0.0), **changes},
-    )
-    asked.handle = engine.submit(request)
-    return asked
+def ask(engine, prompt, *, params=GREEDY, **changes):
+    """Submit a request of TOKENS tokens."""
+    return submit(engine, prompt, max_tokens=TOKENS, params=params, **changes)
 
 
 def completion_of(asked, engine, sample=0):

@@ -221,15 +221,6 @@ def test_what_never_fits_the_pages_is_refused_and_what_just_fits_is_answered():
         case.check(one)
 
 
-def test_too_few_pages_make_the_newest_wait_and_change_no_answer():
-    case = Case(windows=(64,), num_pages=16, ends=0.0, num_slots=4)
-    asked = [case.ask([i], max_tokens=40) for i in range(4)]
-    case.work()
-    for one in asked:
-        case.check(one)
-    assert case.scheduler.slots.counts.preemptions > 0
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
