@@ -175,6 +175,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch  # here: most tests do without
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU here")
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
     """Have files scheduled, not tests; pytest-xdist's own groups need an older pytest."""
     return FileScheduling(config, log)

@@ -1,7 +1,4 @@
-"""nanochat's own tasks on rows of ours, to compare with: from the checkout that NANOCHAT_DIR names.
-
-It runs in a process of its own: its package is called `tasks` too.
-"""
+"""nanochat itself, to compare with, and its tasks on rows of ours; its package is `tasks` too."""
 
 import io
 import json
@@ -35,11 +32,27 @@ json.dump([conversations, verdicts], sys.stdout)
 """
 
 
-def peer_directory() -> Path:
-    """The checkout. Skips the test where there is none."""
-    if "NANOCHAT_DIR" not in os.environ:
-        pytest.skip("NANOCHAT_DIR names no checkout of nanochat")
-    return Path(os.environ["NANOCHAT_DIR"]).resolve()
+def run_nanochat(
+    code: str,
+    *arguments: object,
+    variable: str = "NANOCHAT_DIR",
+    given: str = "",
+    **environment: str,
+) -> str:
+    """Run code in the checkout that a variable names, in a process of its own, and return what it
+    prints. Skips the test where there is none."""
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no checkout of nanochat")
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, *map(str, arguments)],
+        cwd=os.environ[variable],
+        input=given,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout
 
 
 def run_peer(
@@ -63,21 +76,13 @@ def run_peer(
     for file, data in zip(names, files, strict=True):
         (place / file).write_bytes(data)
     (place / "manifest.json").write_text(json.dumps(names))
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", _CODE],
-        cwd=peer_directory(),
-        input=json.dumps([module, kind, options, answers]),
-        env={**os.environ, "NANOCHAT_BASE_DIR": str(directory), "PYTHONPATH": "."},
-        text=True,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    conversations, verdicts = json.loads(done.stdout)
+    given = json.dumps([module, kind, options, answers])
+    environment = {"NANOCHAT_BASE_DIR": str(directory), "PYTHONPATH": "."}
+    conversations, verdicts = json.loads(run_nanochat(_CODE, given=given, **environment))
     return conversations, verdicts
 
 
 def parquet_of(rows: Sequence[Mapping[str, Any]], *, row_group_size: int = 1000) -> bytes:
-    """A parquet file of these rows."""
     stream = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), stream, row_group_size=row_group_size)
     return stream.getvalue()

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +21,7 @@ from tests.support.nanochat_core.evaluate.core_reference import (
     straight_core,
     write_bundle,
 )
+from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
@@ -199,8 +197,6 @@ print(json.dumps(found))
 
 
 def test_every_verdict_is_nanochats(tokenizer, tmp_path):
-    if "NANOCHAT_DIR" not in os.environ:
-        pytest.skip("NANOCHAT_DIR names no checkout of nanochat")
     model = _peers_model(tokenizer)
     write_bundle(tmp_path / "core")
     likely = likely_continuations(model, tokenizer, tmp_path / "core")
@@ -225,15 +221,8 @@ def test_every_verdict_is_nanochats(tokenizer, tmp_path):
     ]
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     repository = Path(__file__).resolve().parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", _PEER, str(tmp_path), str(repository)],
-        cwd=os.environ["NANOCHAT_DIR"],
-        env={**os.environ, "NANOCHAT_DTYPE": "float32", "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    verdicts = json.loads(done.stdout.splitlines()[-1])
+    printed = run_nanochat(_PEER, tmp_path, repository, NANOCHAT_DTYPE="float32")
+    verdicts = json.loads(printed.splitlines()[-1])
     found = core_metric(model, tokenizer, suite, world=ALONE)
     assert {t.label: list(t.verdicts) for t in found.tasks if t.label in verdicts} == verdicts
     assert 0 < sum(map(sum, verdicts.values())) < sum(map(len, verdicts.values()))

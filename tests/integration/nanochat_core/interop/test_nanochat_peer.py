@@ -4,16 +4,13 @@ Its versions are the checkouts that NANOCHAT_DIR (of since 14 March 2026) and NA
 5 January 2026) name; without one, what needs it is skipped. They run in processes of their own.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from nanochat_core.interop.nanochat_files import read_checkpoint, write_checkpoint
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
+from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
@@ -37,23 +34,11 @@ save_file({"logits": logits, "ids": torch.tensor(tokenizer.encode(text))}, out)
 
 @pytest.mark.parametrize("era", PEERS)
 def test_nanochat_loads_what_is_exported(tmp_path, era):
-    if PEERS[era] not in os.environ:
-        pytest.skip(f"{PEERS[era]} names no checkout of nanochat")
     model, tokenizer = a_model(era), a_tokenizer()
     write_checkpoint(tmp_path, model, tokenizer, step=3, extra={"val_bpb": 1.0})
     out = tmp_path / "out.safetensors"
-    subprocess.run(
-        [sys.executable, "-c", _CODE, str(tmp_path), str(out), TEXT],
-        cwd=os.environ[PEERS[era]],
-        env={
-            **os.environ,
-            "PYTHONPATH": "",
-            "NANOCHAT_BASE_DIR": str(tmp_path),
-            "NANOCHAT_DTYPE": "float32",
-        },
-        check=True,
-        capture_output=True,
-    )
+    place = {"NANOCHAT_BASE_DIR": str(tmp_path), "NANOCHAT_DTYPE": "float32", "PYTHONPATH": ""}
+    run_nanochat(_CODE, tmp_path, out, TEXT, variable=PEERS[era], **place)
     got = load_file(out)
     tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

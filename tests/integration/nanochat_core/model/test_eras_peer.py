@@ -5,10 +5,6 @@ Its versions are the checkouts that NANOCHAT_DIR (of since 14 March 2026) and NA
 """
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from safetensors.torch import load_file
 from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
+from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
@@ -58,9 +55,6 @@ save_file(tensors | {"tokens": tokens, "logits": logits}, out)
 
 @pytest.fixture(scope="module", params=PEERS)
 def era(request):
-    variable = PEERS[request.param]
-    if variable not in os.environ:
-        pytest.skip(f"{variable} names no checkout of nanochat")
     return request.param
 
 
@@ -69,12 +63,8 @@ def peer(request, era, tmp_path_factory):
     """The precision, and what the peer had and gave in it."""
     out = tmp_path_factory.mktemp("peer") / "model.safetensors"
     dtype = {"fp32": "float32", "bf16": "bfloat16"}[request.param]
-    subprocess.run(
-        [sys.executable, "-c", _CODE, str(out), request.param],
-        cwd=Path(os.environ[PEERS[era]]),
-        env={**os.environ, "NANOCHAT_DTYPE": dtype, "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-    )
+    place = {"variable": PEERS[era], "NANOCHAT_DTYPE": dtype}
+    run_nanochat(_CODE, out, request.param, **place)
     return request.param, load_file(out)
 
 
@@ -86,7 +76,6 @@ def our_model(era, precision, weights):
 
 
 def of(tensors):
-    """The state dict among the tensors."""
     prefix = "weights/"
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 

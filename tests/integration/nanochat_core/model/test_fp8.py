@@ -118,16 +118,6 @@ def test_gradients_sum_in_fp32_but_those_of_inputs_if_asked_otherwise(sums, fast
     assert sum(asked) == fast * 13
 
 
-def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient():
-    x = random(5, 128).bfloat16()
-    weight = torch.nn.Parameter(random(128, 128, seed=2))
-    quantised = Quantised(weight)
-    quantised.refresh()
-    fp8.linears(x, [weight], [quantised])[0].sum().backward()
-    expected = x.double().sum(0).expand(128, 128)
-    torch.testing.assert_close(weight.grad.double(), expected, atol=0.05, rtol=0.01)
-
-
 @pytest.mark.parametrize(
     ("shape", "eligible"),
     [((128, 128), True), ((2048, 256), True), ((112, 256), False), ((136, 256), False)],
@@ -288,7 +278,7 @@ def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains():
 
 @pytest.mark.gpu
 def test_a_gpu_is_as_near_to_fp32_as_a_cpu():
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+    if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no GPU with fp8 here")
     on_gpu = model_of("fp8").cuda()
     tokens = rows()

@@ -1,4 +1,4 @@
-"""The forward pass against arithmetic written out line by line, and what training relies on."""
+"""The forward pass against its formulas in float64, and what training relies on."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ import torch
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.train.recipe_reference import logits_of
 
 pytestmark = pytest.mark.torch
 
@@ -50,61 +50,6 @@ def tokens_of(rows, length, seed=3):
     return torch.randint(CONFIG.vocab_size, (rows, length), generator=generator)
 
 
-def reference_logits(weights, tokens, n):
-    """One row, (T,) -> (T, V), token by token and head by head in float64."""
-    c = CONFIG
-    w = {name: tensor.double() for name, tensor in weights.items()}
-
-    def norm(x):
-        return x / (x * x).mean(-1, keepdim=True).add(n.norm_eps).sqrt()
-
-    def rotated(x, position):
-        half = head_dim(c) // 2
-        frequency = torch.tensor([n.rotary_base ** (-2 * j / head_dim(c)) for j in range(half)])
-        angle = position * frequency
-        cos, sin = angle.cos(), angle.sin()
-        if n.rotary_precision == "bf16":
-            cos, sin = cos.bfloat16(), sin.bfloat16()
-        a, b = x[:half], x[half:]
-        return torch.cat([a * cos + b * sin, b * cos - a * sin])
-
-    embedded = norm(w["transformer.wte.weight"][tokens])
-    x = embedded.clone()
-    for t in range(1, len(tokens)):
-        gate = torch.sigmoid(w["smear_gate.weight"][0] @ embedded[t][: n.smear_channels])
-        x[t] = embedded[t] + w["smear_lambda"] * gate * embedded[t - 1]
-    first = x
-    middle = x
-    for i in range(c.depth):
-        x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
-        h = norm(x)
-        p = f"transformer.h.{i}."
-        q = (h @ w[p + "attn.c_q.weight"].T).view(-1, c.num_heads, head_dim(c))
-        k = (h @ w[p + "attn.c_k.weight"].T).view(-1, c.num_kv_heads, head_dim(c))
-        v = (h @ w[p + "attn.c_v.weight"].T).view(-1, c.num_kv_heads, head_dim(c))
-        if (c.depth - 1 - i) % 2 == 0:
-            gate = torch.sigmoid(h[:, : n.gate_channels] @ w[p + "attn.ve_gate.weight"].T)
-            extra = w[f"value_embeds.{i}.weight"][tokens].view_as(v)
-            v = v + n.gate_scale * gate[:, :, None] * extra
-        mixed = torch.zeros(len(tokens), c.num_heads, head_dim(c)).double()
-        for head in range(c.num_heads):
-            kv_head = head // (c.num_heads // c.num_kv_heads)
-            for t in range(len(tokens)):
-                seen = range(max(0, t - c.windows[i]), t + 1)
-                query = n.qk_scale * norm(rotated(q[t, head], t))
-                keys = [n.qk_scale * norm(rotated(k[s, kv_head], s)) for s in seen]
-                scores = torch.stack([query @ key for key in keys]) / math.sqrt(head_dim(c))
-                mixed[t, head] = scores.softmax(0) @ v[list(seen), kv_head]
-        x = x + mixed.flatten(1) @ w[p + "attn.c_proj.weight"].T
-        inner = (norm(x) @ w[p + "mlp.c_fc.weight"].T).clamp(min=0) ** 2
-        x = x + inner @ w[p + "mlp.c_proj.weight"].T
-        if i == c.depth // 2:
-            middle = x
-    x = norm(x - w["backout_lambda"] * middle)
-    logits = (x @ w["lm_head.weight"].T)[:, : c.vocab_size]
-    return n.softcap * torch.tanh(logits / n.softcap)
-
-
 @pytest.mark.parametrize("constants", [FP32, EARLY_2026], ids=["head", "early-2026"])
 def test_the_forward_pass_is_the_recipe(constants):
     model = noisy_model(constants=constants)
@@ -112,9 +57,9 @@ def test_the_forward_pass_is_the_recipe(constants):
     logits = model(tokens)
     assert logits.shape == (1, 32, CONFIG.vocab_size)
     assert logits.dtype == torch.float32
-    expected = reference_logits(dict(model.named_parameters()), tokens[0], constants)
+    expected = logits_of(model, tokens)
     assert expected.std() > 0.5
-    torch.testing.assert_close(logits[0].double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_bf16_is_near_fp32_and_keeps_tables_narrow():
@@ -152,20 +97,6 @@ def test_a_batch_without_targets_has_zero_loss_and_gradients():
     losses.sum().backward()
     assert torch.equal(losses, torch.zeros(2, 8))
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-
-
-@pytest.mark.parametrize("window", [1, 6])
-def test_a_query_sees_itself_and_window_keys_before_it(window):
-    # No smear and one layer: attention is all that moves information between positions.
-    config = dataclasses.replace(CONFIG, depth=1, windows=(window,))
-    model = noisy_model(config)
-    with torch.no_grad():
-        model.smear_lambda.zero_()
-    tokens = tokens_of(1, 24)
-    changed = tokens.clone()
-    changed[0, 4] = (changed[0, 4] + 1) % CONFIG.vocab_size
-    moved = (model(tokens) != model(changed)).any(dim=-1)[0]
-    assert moved.nonzero().flatten().tolist() == list(range(4, 4 + window + 1))
 
 
 def test_initial_weights_follow_the_recipe():

@@ -1,4 +1,4 @@
-"""The gradient of a matrix that a backward pass adds to its sum: a CPU, interpreted, a GPU."""
+"""The gradient of a matrix that a backward pass adds to its sum: on a CPU, on a GPU."""
 
 import dataclasses
 import math
@@ -9,23 +9,15 @@ from unittest import mock
 import pytest
 import torch
 
-from bench.our_train import make_job
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gradient_sum import GradientSum
 from nanochat_core.model.layers import Linear
 from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
-from nanochat_core.train import pretrain
-from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
 from tests.support.nanochat_core.optim.ranks import CONFIG, RATES, gradients_of, make_model
 
 pytestmark = pytest.mark.torch
-
-CASE = {
-    **{"depth": 1, "precision": "fp32", "sequence_len": 16, "vocab_size": 265, "threads": 1},
-    **{"rows": 1, "accumulate": 1, "device": "cpu", "attention": "auto", "compile": False},
-}
 
 
 @pytest.fixture
@@ -190,26 +182,9 @@ def test_an_optimizer_makes_sums_of_what_a_kernel_adds(monkeypatch):
     assert attached == {f"{layer}.{name}" for layer in range(3) for name in maps}
 
 
-def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path):
-    job = make_job(CASE, tmp_path, num_steps=1, weight_kernel=True)
-    with pytest.raises(
-        ConfigError, match="the weight kernel cannot run here: it needs a GPU"
-    ) as raised:
-        pretrain.run(job)
-    assert raised.value.hint == "--place weight_kernel=false"
-    assert not matrix_gradient.DEVICES
-
-
-@needs_triton
-def test_the_interpreted_kernels_add_what_float64_adds():
-    check_interpreted("model/interpreted_matrix_kernel.py")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("outputs", "inputs"), [(768, 768), (640, 2560), (6144, 1536)])
 def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(outputs, inputs):
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
     matrix_gradient.choose_weight_kernel(True, torch.device("cuda"), "bf16")
     from nanochat_core.model.matrices.kernel import add
 

@@ -1,4 +1,4 @@
-"""The QK kernel: in Triton's interpreter, on a GPU, and refused where it cannot run."""
+"""Triton's kernels of training: in its interpreter, and refused where they cannot run."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from bench.our_train import make_job
 from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention
+from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.train import pretrain
 from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
 
@@ -18,24 +19,25 @@ CASE = {
 
 
 @needs_triton
-def test_the_interpreted_kernel_computes_what_torch_computes():
-    check_interpreted("model/interpreted_qk_kernel.py")
+@pytest.mark.parametrize("kernel", ["qk", "matrix", "table"])
+def test_the_interpreted_kernels_compute_what_torch_computes(kernel):
+    check_interpreted(f"model/interpreted_{kernel}_kernel.py")
 
 
-def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path):
-    job = make_job(CASE, tmp_path, num_steps=1, qk_kernel=True)
-    with pytest.raises(
-        ConfigError, match="the QK kernel cannot run here: it needs a GPU"
-    ) as raised:
+@pytest.mark.parametrize("kernel", ["QK", "weight"])
+def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path, kernel):
+    setting = f"{kernel.lower()}_kernel"
+    job = make_job(CASE, tmp_path, num_steps=1, **{setting: True})
+    reason = f"the {kernel} kernel cannot run here: it needs a GPU"
+    with pytest.raises(ConfigError, match=reason) as raised:
         pretrain.run(job)
-    assert raised.value.hint == "--place qk_kernel=false"
+    assert raised.value.hint == f"--place {setting}=false"
     assert attention._qk_kernel is None
+    assert not matrix_gradient.DEVICES
 
 
 @pytest.mark.gpu
 def test_a_gpu_computes_what_torch_computes():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
     attention.choose_qk_kernel(True, torch.device("cuda"), 128)
     try:
         assert attention._qk_kernel is not None

@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -53,10 +54,7 @@ def test_training_is_that_of_autograds_gradients(rates):
     for adding in (False, True):
         model = make_model()
         optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-        if adding:
-            with adding_lookups():
-                train(optimizer, model, ALONE, range(3))
-        else:
+        with adding_lookups() if adding else nullcontext():
             train(optimizer, model, ALONE, range(3))
         states.append(optimizer.gather())
     assert states[0].keys() == states[1].keys()
@@ -82,10 +80,7 @@ def test_the_first_addition_of_a_step_starts_from_zero():
 def test_in_bf16_a_tables_sum_is_not_rounded():
     tables = {}
     for adding in (False, True):
-        if adding:
-            with adding_lookups():
-                tables[adding] = summed("bf16", (1,))[1]
-        else:
+        with adding_lookups() if adding else nullcontext():
             tables[adding] = summed("bf16", (1,))[1]
     for name in TABLES:
         plain, exact = tables[False][name], tables[True][name]

@@ -5,10 +5,6 @@ Its checkout is the one that NANOCHAT_JAN_DIR names; it runs in a process of its
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +16,7 @@ from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling_january import january_model, january_optimizer, january_run
+from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
@@ -60,21 +57,13 @@ save_file(tensors, out)
 
 
 def test_training_takes_nanochats_steps(tmp_path):
-    if "NANOCHAT_JAN_DIR" not in os.environ:
-        pytest.skip("NANOCHAT_JAN_DIR names no checkout of nanochat")
     schedule = january_run(2).pretrain.schedule
     multipliers = [lr_multiplier(step, STEPS, schedule) for step in range(STEPS)]
     momenta = [muon_momentum(step, STEPS, schedule) for step in range(STEPS)]
     out = tmp_path / "steps.safetensors"
-    subprocess.run(
-        [
-            *(sys.executable, "-c", _CODE, str(out), str(STEPS)),
-            json.dumps({"lr": multipliers, "momentum": momenta}),
-        ],
-        cwd=Path(os.environ["NANOCHAT_JAN_DIR"]),
-        env={**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-    )
+    rates_at = json.dumps({"lr": multipliers, "momentum": momenta})
+    place = {"variable": "NANOCHAT_JAN_DIR", "TORCHDYNAMO_DISABLE": "1"}
+    run_nanochat(_CODE, out, STEPS, rates_at, **place)
     peer = load_file(out)
     config = january_model(2, sequence_len=64, vocab_size=256)
     model = GPT(config, numerics("fp32", era="2026-01-05"))

@@ -1,57 +1,24 @@
-"""The optimizer as a whole: which rule a parameter gets, and state that can be carried on."""
+"""The optimizer as a whole: which rule a parameter gets, and its state; see test_sharded.py."""
 
 import dataclasses
 import math
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from nanochat_core.config import ModelConfig, OptimizerConfig
+from nanochat_core.config import OptimizerConfig
 from nanochat_core.errors import ModelError
-from nanochat_core.model.gpt import GPT
 from nanochat_core.optim import sharded
 from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
-from nanochat_core.scaling import numerics, run_for_depth
-from tests.support.nanochat_core.optim.ranks import gradients_of
+from tests.support.nanochat_core.optim.ranks import RATES, gradients_of, make_model, train
 
 pytestmark = pytest.mark.torch
 
-CONFIG = ModelConfig(
-    depth=3,
-    width=32,
-    num_heads=2,
-    num_kv_heads=2,
-    sequence_len=16,
-    vocab_size=60,
-    windows=(4, 4, 16),
-)
-RATES = run_for_depth(12).optimizer
 # a rate by which each group is recognised
-RATE_OF = {
-    "lm_head_lr": 1,
-    "embedding_lr": 2,
-    "value_embed_lr": 3,
-    "residual_lr": 4,
-    "x0_lr": 5,
-    "smear_lr": 6,
-}
-
-
-def make_model(precision="fp32"):
-    model = GPT(CONFIG, numerics(precision))
-    model.init_weights(1)
-    return model
-
-
-def train(model, optimizer, steps):
-    for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(60, (2, 17), generator=generator)
-        model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean().backward()
-        optimizer.step(lr_multiplier=1 / (step + 1), momentum=0.9, weight_decay=0.1)
+RATE_NAMES = ("lm_head_lr", "embedding_lr", "value_embed_lr", "residual_lr", "x0_lr", "smear_lr")
+RATE_OF = {name: number for number, name in enumerate(RATE_NAMES, 1)}
 
 
 def test_each_parameter_has_one_rule():
@@ -95,7 +62,7 @@ def test_a_learning_rate_moves_its_parameters_only(rate, moved):
     before = {name: p.clone() for name, p in model.named_parameters()}
     optimizer = Optimizer(
         model,
-        dataclasses.replace(run_for_depth(12).optimizer, **(still | {rate: 0.1})),
+        dataclasses.replace(RATES, **(still | {rate: 0.1})),
         precision="fp32",
         world=ALONE,
     )
@@ -110,26 +77,10 @@ def test_a_learning_rate_moves_its_parameters_only(rate, moved):
 def test_a_step_consumes_the_gradients():
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
-    train(model, optimizer, range(1))
+    train(optimizer, model, ALONE, range(1))
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(AssertionError, match="gradient"):
         optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_going_on_from_saved_state_equals_never_stopping(precision, tmp_path):
-    straight, stopped = make_model(precision), make_model(precision)
-    train(straight, Optimizer(straight, RATES, precision=precision, world=ALONE), range(6))
-
-    first = Optimizer(stopped, RATES, precision=precision, world=ALONE)
-    train(stopped, first, range(3))
-    save_file(first.gather(), tmp_path / "state.safetensors")
-    stopped = make_model(precision)
-    second = Optimizer(stopped, RATES, precision=precision, world=ALONE)
-    second.load(load_file(tmp_path / "state.safetensors").__getitem__)
-    train(stopped, second, range(3, 6))
-    for name, weight in straight.state_dict().items():
-        assert torch.equal(weight, stopped.state_dict()[name]), name
 
 
 def test_state_is_keyed_by_parameter():
@@ -216,7 +167,7 @@ def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32():
 def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_own():
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
-    train(model, optimizer, range(2))
+    train(optimizer, model, ALONE, range(2))
     state = optimizer.pieces()
     for name, parameter in model.named_parameters():
         master = state[f"weight/{name}"]
@@ -260,7 +211,7 @@ def test_a_step_moves_the_version_of_every_weight():
     model = make_model()
     optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
     before = {name: p._version for name, p in model.named_parameters()}
-    train(model, optimizer, range(1))
+    train(optimizer, model, ALONE, range(1))
     assert all(p._version > before[name] for name, p in model.named_parameters())
 
 
@@ -272,7 +223,7 @@ def test_stacks_are_larger_without_other_ranks_and_updates_the_same(monkeypatch)
         stacks = sharded.make_stacks(make_model(), RATES, torch.float32, ALONE)
         assert sum(stack.group is None for stack in stacks) == count  # of Muon's 20 matrices
         model = make_model()
-        train(model, Optimizer(model, RATES, precision="fp32", world=ALONE), range(2))
+        train(Optimizer(model, RATES, precision="fp32", world=ALONE), model, ALONE, range(2))
         states.append(model.state_dict())
     for name, weight in states[0].items():
         torch.testing.assert_close(states[1][name], weight, atol=1e-5, rtol=0)

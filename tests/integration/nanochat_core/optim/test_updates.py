@@ -1,4 +1,4 @@
-"""Both Muons and AdamW against plain float64 arithmetic, written out line by line."""
+"""Both Muons and AdamW against plain arithmetic in float64."""
 
 import math
 
@@ -11,6 +11,7 @@ from nanochat_core.optim.groups import adamw_groups
 from nanochat_core.optim.january import newton_schulz_muon_
 from nanochat_core.optim.muon import muon_, second_moment_shape
 from nanochat_core.scaling import run_for_depth
+from tests.support.nanochat_core.train.recipe_reference import muon_step
 
 pytestmark = pytest.mark.torch
 GROUPS = adamw_groups(run_for_depth(12).optimizer)
@@ -25,60 +26,23 @@ def scalars(request, monkeypatch):
             monkeypatch.setattr(module, "scalars", tensors)
 
 
-COEFFICIENTS = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
-
-
-def reference_muon(weight, grad, state, lr, mu, decay):
+def reference_newton_schulz(weight, grad, kept, lr, mu, decay):
     rows, cols = weight.shape
-    state["m"] = mu * state["m"] + (1 - mu) * grad
-    u = (1 - mu) * grad + mu * state["m"]
-    u = u / u.norm(dim=1, keepdim=True).clamp(min=1e-6) * (u.norm() / math.sqrt(rows))
-    y = u / (1.01 * u.norm() + 1e-6)
-    for a, b, c in COEFFICIENTS:
-        if rows > cols:
-            gram = y.T @ y
-            y = a * y + y @ (b * gram + c * gram @ gram)
-        else:
-            gram = y @ y.T
-            y = a * y + (b * gram + c * gram @ gram) @ y
-    y = y * math.sqrt(min(rows, cols)) / y.norm()
-    dim = 1 if rows >= cols else 0
-    mean_square = (y * y).mean(dim=dim, keepdim=True)
-    state["s"] = 0.9 * state["s"] + 0.1 * mean_square
-    r = 1 / state["s"].clamp(min=1e-10).sqrt()
-    n = y.shape[dim]
-    before = math.sqrt(n * float(mean_square.sum()))
-    after = math.sqrt(n * float((mean_square * r * r).sum()))
-    y = y * r * before / max(after, 1e-10)
-    eta = lr * math.sqrt(max(1.0, rows / cols))
-    return weight - eta * y - eta * decay * weight * (y * weight >= 0)
-
-
-def reference_newton_schulz(weight, grad, state, lr, mu, decay):
-    rows, cols = weight.shape
-    state["m"] = mu * state["m"] + (1 - mu) * grad
-    y = (1 - mu) * grad + mu * state["m"]
-    if rows > cols:
-        y = y.T
+    kept[0] = mu * kept[0] + (1 - mu) * grad
+    y = (1 - mu) * grad + mu * kept[0]
+    y = y.T if rows > cols else y
     y = y / (y.norm() + 1e-7)
     for _ in range(5):
         gram = y @ y.T
         y = 3.4445 * y + (-4.7750 * gram + 2.0315 * gram @ gram) @ y
-    if rows > cols:
-        y = y.T
+    y = y.T if rows > cols else y
     return weight - lr * math.sqrt(max(1.0, rows / cols)) * y
 
 
 class Polar:
     """Today's Muon on stacks of matrices, all of whose state is zero at first."""
 
-    reference = staticmethod(reference_muon)
+    reference = staticmethod(muon_step)
 
     def __init__(self, *shape):
         self.momentum = torch.zeros(shape)
@@ -109,7 +73,7 @@ def test_muon_is_its_formula_over_several_steps(kind, shape):
     weights, rule = torch.randn(2, *shape, generator=generator), kind(2, *shape)
     expected = [w.double() for w in weights]
     zeros = (torch.zeros(shape), torch.zeros(second_moment_shape(*shape)))
-    states = [dict(zip("ms", (z.double() for z in zeros), strict=True)) for _ in weights]
+    states = [[z.double() for z in zeros] for _ in weights]
     for step in range(5):
         grads = torch.randn(2, *shape, generator=generator) * 10.0 ** (1 - step)
         mu, decay, lr = 0.85 + 0.02 * step, 0.5 - 0.1 * step, 0.02 * (1 + step)
@@ -119,10 +83,10 @@ def test_muon_is_its_formula_over_several_steps(kind, shape):
         ]
         rule.step(weights, grads, lr=lr, mu=mu, decay=decay)
         torch.testing.assert_close(weights.double(), torch.stack(expected), atol=2e-6, rtol=0)
-    wanted = torch.stack([s["m"] for s in states])
+    wanted = torch.stack([kept[0] for kept in states])
     torch.testing.assert_close(rule.momentum.double(), wanted, atol=2e-6, rtol=0)
     if kind is Polar:
-        wanted = torch.stack([s["s"] for s in states])
+        wanted = torch.stack([kept[1] for kept in states])
         torch.testing.assert_close(rule.second_moment.double(), wanted, atol=1e-6, rtol=1e-5)
 
 

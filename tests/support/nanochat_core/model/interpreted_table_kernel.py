@@ -1,6 +1,6 @@
 """Tests of the kernels of a table's gradient in Triton's interpreter, on a CPU.
 
-The interpreter has to be chosen before the kernels are imported: test_gradient.py runs this
+The interpreter has to be chosen before the kernels are imported: test_qk_kernel.py runs this
 file in a process of its own, with TRITON_INTERPRET=1.
 """
 

@@ -8,7 +8,8 @@ Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim,
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,6 @@ POLAR = (
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The model."""
-
     depth: int
     width: int
     num_heads: int
@@ -48,6 +47,7 @@ class Recipe:
     final_lr: float = 0.05
     momentum: tuple[float, float, float] = (0.85, 0.97, 0.90)
     rotary_base: float = 100_000.0
+    rounded_rotary: bool = False  # its table is stored in bf16, as before March 2026
     qk_scale: float = 1.2
     softcap: float = 15.0
     gate_scale: float = 3.0
@@ -98,22 +98,39 @@ def mean_loss(w: dict[str, Tensor], batch: Tensor, shape: Shape, recipe: Recipe)
     return (logits.exp().sum(dim=-1).log() - chosen).mean()
 
 
+def logits_of(model: Any, tokens: Tensor) -> Tensor:
+    """Return the logits (B, T, V) of a model of ours by its weights and settings alone."""
+    weights = {name: tensor.detach().double() for name, tensor in model.state_dict().items()}
+    config, constants = model.config, model.numerics
+    shape = Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})
+    names = ("rotary_base", "qk_scale", "softcap", "gate_scale", "norm_eps")
+    recipe = Recipe(
+        num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1,
+        gate_channels=constants.gate_channels, smear_channels=constants.smear_channels,
+        rounded_rotary=constants.rotary_precision == "bf16",
+        **{name: getattr(constants, name) for name in names},
+    )  # fmt: skip
+    return forward(weights, tokens, shape, recipe)
+
+
 def forward(w: dict[str, Tensor], tokens: Tensor, shape: Shape, recipe: Recipe) -> Tensor:
-    """Logits (B, T, V)."""
+    """Logits (B, T, V). Parts of which there are no weights are left out, as in earlier eras."""
     x = rms(w["transformer.wte.weight"][tokens], recipe)
-    before = torch.cat(
-        [torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1
-    )  # none comes before the first
-    gate = torch.sigmoid(x[..., : recipe.smear_channels] @ w["smear_gate.weight"].T)
-    first = middle = x = x + w["smear_lambda"] * gate * before
+    if "smear_lambda" in w:
+        # None comes before the first.
+        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+        gate = torch.sigmoid(x[..., : recipe.smear_channels] @ w["smear_gate.weight"].T)
+        x = x + w["smear_lambda"] * gate * before
+    first = middle = x
     for i in range(shape.depth):
-        x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
+        if "resid_lambdas" in w:
+            x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
         x = x + attention(w, rms(x, recipe), tokens, i, shape, recipe)
         inner = rms(x, recipe) @ w[f"transformer.h.{i}.mlp.c_fc.weight"].T
         x = x + inner.clamp(min=0).pow(2) @ w[f"transformer.h.{i}.mlp.c_proj.weight"].T
         if i == math.floor(shape.depth * recipe.backout_after):
             middle = x
-    x = rms(x - w["backout_lambda"] * middle, recipe)
+    x = rms(x - w.get("backout_lambda", 0.0) * middle, recipe)
     z = (x @ w["lm_head.weight"].T)[..., : shape.vocab_size]
     return recipe.softcap * torch.tanh(z / recipe.softcap)
 
@@ -124,7 +141,7 @@ def attention(
     """What layer i's attention adds, (B, T, C); one head after another."""
     prefix, dim = f"transformer.h.{i}.attn.", shape.width // shape.num_heads
     q, k, v = (h @ w[f"{prefix}c_{name}.weight"].T for name in "qkv")
-    if i % 2 == (shape.depth - 1) % 2:
+    if i % 2 == (shape.depth - 1) % 2 and f"value_embeds.{i}.weight" in w:
         table = w[f"value_embeds.{i}.weight"][tokens]
         gate = torch.sigmoid(h[..., : recipe.gate_channels] @ w[f"{prefix}ve_gate.weight"].T)
         v = v + (recipe.gate_scale * gate).repeat_interleave(dim, dim=-1) * table
@@ -150,7 +167,10 @@ def turn(x: Tensor, recipe: Recipe) -> Tensor:
         recipe.rotary_base ** (-torch.arange(half).double() / half),
     )
     a, b = x[..., :half], x[..., half:]
-    turned = [a * angles.cos() + b * angles.sin(), b * angles.cos() - a * angles.sin()]
+    cos, sin = angles.cos(), angles.sin()
+    if recipe.rounded_rotary:
+        cos, sin = (t.bfloat16().double() for t in (angles.float().cos(), angles.float().sin()))
+    turned = [a * cos + b * sin, b * cos - a * sin]
     return recipe.qk_scale * rms(torch.cat(turned, dim=-1), recipe)
 
 
@@ -184,13 +204,29 @@ def muon(
     shape: Shape,
     recipe: Recipe,
 ) -> Tensor:
-    """The weight after Muon's update."""
+    rows, cols = weight.shape
+    zeros = weight.new_zeros((rows, 1) if rows >= cols else (1, cols))
+    kept = state.setdefault(name, [torch.zeros_like(weight), zeros])
+    batch = math.sqrt(recipe.total_batch_size / 2**19)
+    lr = recipe.muon_lr * batch * lr_multiplier(step, recipe)
+    decay = recipe.muon_decay * batch * recipe.reference_tokens / recipe.tokens
+    decay *= (1 + math.cos(math.pi * step / recipe.num_steps)) / 2
+    return muon_step(weight, grad, kept, lr, momentum(step, recipe), decay, recipe.muon_beta2)
+
+
+def muon_step(
+    weight: Tensor,
+    grad: Tensor,
+    kept: list[Tensor],
+    lr: float,
+    mu: float,
+    decay: float,
+    beta2: float = 0.9,
+) -> Tensor:
+    """The weight after an update, which changes `kept`: the momentum and the second moment."""
     rows, cols = weight.shape
     axis = 1 if rows >= cols else 0
-    kept = weight.new_zeros((rows, 1) if axis == 1 else (1, cols))
-    m, s = state.get(name, [torch.zeros_like(weight), kept])
-    mu = momentum(step, recipe)
-    m = mu * m + (1 - mu) * grad
+    m = mu * kept[0] + (1 - mu) * grad
     u = mu * m + (1 - mu) * grad
     norms = u.pow(2).sum(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
     u = u / norms * (frobenius(u) / math.sqrt(rows))
@@ -204,16 +240,13 @@ def muon(
             y = a * y + (b * gram + c * gram @ gram) @ y
     y = y * math.sqrt(min(rows, cols)) / frobenius(y).clamp(min=1e-6)
     mean = y.pow(2).mean(dim=axis, keepdim=True)
-    s = recipe.muon_beta2 * s + (1 - recipe.muon_beta2) * mean
-    state[name] = [m, s]
+    s = beta2 * kept[1] + (1 - beta2) * mean
+    kept[:] = [m, s]
     r = s.clamp(min=1e-10).rsqrt()
     n = weight.size(axis)
     before, after = (n * mean.sum()).sqrt(), (n * (mean * r * r).sum()).sqrt()
     y = y * r * before / after.clamp(min=1e-10)
-    batch = math.sqrt(recipe.total_batch_size / 2**19)
-    lr = recipe.muon_lr * batch * lr_multiplier(step, recipe) * math.sqrt(max(1.0, rows / cols))
-    decay = recipe.muon_decay * batch * recipe.reference_tokens / recipe.tokens
-    decay *= (1 + math.cos(math.pi * step / recipe.num_steps)) / 2
+    lr *= math.sqrt(max(1.0, rows / cols))
     return weight - lr * y - lr * decay * weight * (y * weight >= 0)
 
 
@@ -231,7 +264,6 @@ def adamw(
     shape: Shape,
     recipe: Recipe,
 ) -> Tensor:
-    """The weight after AdamW's update."""
     for group in ("lm_head", "value_embeds", "resid_lambdas", "x0_lambdas", "wte"):
         if group in name:
             break
