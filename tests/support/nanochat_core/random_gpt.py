@@ -1,6 +1,7 @@
 """Small models whose every weight is random, so that each part of them matters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -30,6 +31,22 @@ def randomise(
             own = std(name, parameter) if callable(std) else std
             parameter.normal_(std=own, generator=generator)
     return model.eval()
+
+
+def make_writer(model: GPT, *chains: Sequence[int]) -> None:
+    """Give each token of a chain the next one as its successor, whatever came before.
+
+    Attention and MLPs are silenced, and each token has a code of its own.
+    """
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn(model.config.vocab_size, model.config.width, generator=generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.resid_lambdas.fill_(1.0)
+        model.transformer.wte.weight[: len(codes)] = codes
+        for token, successor in chain.from_iterable(map(pairwise, chains)):
+            model.lm_head.weight[successor] = 0.3 * codes[token]
 
 
 def capacity_of(

@@ -84,7 +84,6 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
 def test_captured_steps_sample_what_eager_ones_sample(make_model, same):
     model = make_model().to("cuda")
@@ -94,7 +93,6 @@ def test_captured_steps_sample_what_eager_ones_sample(make_model, same):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
 def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, graphs):
@@ -105,7 +103,6 @@ def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, gr
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize(
     ("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=["fp32", "bf16"]
 )
@@ -140,7 +137,6 @@ def test_kernels_compute_the_logits_of_torch_for_any_number_of_rows(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 def test_one_call_of_attention_a_layer_gives_the_logits_of_one_a_chunk(make_model, num_kv_heads):
     model = make_model(windows=(6, 64), num_kv_heads=num_kv_heads).to("cuda")
@@ -161,7 +157,6 @@ def test_one_call_of_attention_a_layer_gives_the_logits_of_one_a_chunk(make_mode
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_kind_of_step_is_captured_once(make_model):
     model = make_model().to("cuda")
     runner = DeviceRunner(

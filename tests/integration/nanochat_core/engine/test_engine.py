@@ -11,6 +11,7 @@ from nanochat_core.errors import DataError
 from tests.support.nanochat_core.engine.engine_case import NO_KERNELS, RUNNERS, ask, engine_on
 from tests.support.nanochat_core.engine.scheduler_case import pages_used
 from tests.support.nanochat_core.engine.torch_slots import prompts_of
+from tests.support.nanochat_core.random_gpt import make_writer
 
 pytestmark = pytest.mark.torch
 
@@ -24,29 +25,13 @@ def engine(make_model, tokenizer):
 
 
 def make_caller(engine, *, call):
-    """Turn the model into one that always writes `call`, then, after its result, "!" and ends.
-
-    Attention and MLPs are silenced and each token has a fixed successor.
-    """
-    model, tokenizer = engine.model, engine.tokenizer
-    special = tokenizer.special
-    before = [
-        special("<|assistant_start|>"),
-        special("<|python_start|>"),
-        *tokenizer.encode(call),
-        special("<|python_end|>"),
-    ]
-    after = [special("<|output_end|>"), *tokenizer.encode("!"), special("<|assistant_end|>")]
+    """Turn the model into one that always writes `call`, then, after its result, "!" and ends."""
+    encode, special = engine.tokenizer.encode, engine.tokenizer.special
+    start, begin, end = map(special, ("<|assistant_start|>", "<|python_start|>", "<|python_end|>"))
+    before = [start, begin, *encode(call), end]
     assert len(set(before)) == len(before)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.resid_lambdas.fill_(1.0)
-        generator = torch.Generator().manual_seed(0)
-        codes = torch.randn(model.config.vocab_size, model.config.width, generator=generator)
-        model.transformer.wte.weight[: len(codes)] = codes
-        for token, successor in (*itertools.pairwise(before), *itertools.pairwise(after)):
-            model.lm_head.weight[successor] = 0.3 * codes[token]
+    after = [special("<|output_end|>"), *encode("!"), special("<|assistant_end|>")]
+    make_writer(engine.model, before, after)
 
 
 def test_generate_batch_and_complete_agree(engine):

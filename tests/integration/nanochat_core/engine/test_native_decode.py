@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanochat_core.engine.native.runner import page_bytes
+from nanochat_core.engine.native.weights import FORMS
 from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.sampling import row_key, sample
+from tests.integration.nanochat_core.engine.test_runner_contract import (
+    DRAW,
+    PROMPTS,
+    answer,
+    begin,
+)
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
@@ -21,26 +30,6 @@ from tests.support.nanochat_core.engine.native_models import (
 from tests.support.nanochat_core.engine.row_keys import row_keys
 
 pytestmark = [pytest.mark.torch, needs_kernels]
-
-PROMPTS = {0: make_tokens(23, 1), 1: make_tokens(40, 2), 2: make_tokens(5, 3), 3: [17]}
-DRAW = SamplingParams(temperature=0.9, top_k=20)
-
-
-def begin(runner, slot, *, params=DRAW):
-    """Read the slot's prompt and draw the first token."""
-    tokens = PROMPTS[slot]
-    runner.start(slot, params, key=row_key(slot, 3), num_log_probs=None)
-    logits = runner.prefill([chunk(slot, tokens, 0, len(tokens))])
-    first = runner.sample_first([slot], logits, [len(tokens)], [tokens[-1]])
-    return first.tokens[0][0]
-
-
-def answer(runner, slot, count, params=DRAW):
-    """`count` tokens, one step a call."""
-    found = [begin(runner, slot, params=params)]
-    while len(found) < count:
-        found += runner.decode([slot], [LENGTH], 1)().tokens[0]
-    return found
 
 
 def native_sample(logits, params, seed, position):
@@ -81,12 +70,12 @@ def test_saturated_logits_are_distinguished_as_after_the_softcap():
         model.lm_head.weight.mul_(200)  # most logits round to the cap
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=5)):
         runner = make_runner(model)
-        found = answer(runner, 1, 12, params=params)
+        found = answer(runner, 1, params, 12)
         tokens = PROMPTS[1] + found
         logits = read(make_runner(model), 0, tokens[:-1], *range(40, len(tokens) - 1))
         again = make_runner(model)
         for step, row in enumerate(logits):
-            again.start(2, params, key=row_key(1, 3), num_log_probs=None)
+            again.start(2, params, key=row_key(7, 1), num_log_probs=None)
             output = again.sample_first([2], row[None], [40 + step], [0]).tokens[0][0]
             assert output == found[step]
 
@@ -96,11 +85,11 @@ def test_runners_that_are_gone_leave_no_thread_and_no_memory():
         return len(list(Path("/proc/self/task").iterdir()))
 
     model = make_gpt()
-    begin(make_runner(model, num_threads=3), 0)
+    begin(make_runner(model, num_threads=3), 0, DRAW)
     gc.collect()
     before = count()
     for _ in range(20):
-        begin(make_runner(model, num_threads=3), 0)
+        begin(make_runner(model, num_threads=3), 0, DRAW)
     gc.collect()
     # Threads of earlier tests in this process may end meanwhile; 20 leaks would be 40 threads.
     assert count() < before + 20
@@ -140,3 +129,71 @@ def test_logits_that_are_no_numbers_do_no_harm(vocab, value):
             assert all(0 <= token < vocab for token in tokens)
             if logits is one:
                 assert all((token == 5) == (value > 0) for token in tokens)
+
+
+# Of logits, beyond the contract of all runners.
+
+TOKENS = make_tokens(LENGTH, 7)
+
+
+@torch.no_grad()
+def expected(model, tokens):
+    return model(torch.tensor([tokens]))[0]
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_the_number_of_threads_changes_no_bit(precision):
+    model = make_gpt({"width": 128})
+    runners = [make_runner(model, precision=precision, num_threads=n) for n in (1, 3)]
+    for count, cuts in ((1, ()), (3, (40,)), (4, (1, 16, 32))):
+        one, three = (read(runner, count - 1, TOKENS, *cuts) for runner in runners)
+        assert torch.equal(one, three)
+    found = []
+    for runner in runners:
+        for slot in range(4):
+            runner.start(slot, SamplingParams(), key=row_key(slot, 3), num_log_probs=None)
+            logits = read(runner, slot, TOKENS[: 5 + 20 * slot])
+            runner.sample_first([slot], logits, [5 + 20 * slot], [TOKENS[4 + 20 * slot]])
+        found.append(
+            [
+                runner.decode(slots, [LENGTH] * len(slots), 5)().tokens
+                for slots in ([0, 1, 2, 3], [3, 1], [2])
+            ]
+        )
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_what_an_earlier_request_left_in_a_page_is_never_read(precision):
+    model = make_gpt()
+    runner = make_runner(model, precision=precision)
+    clean = read(runner, 0, TOKENS, 40)
+    for pool in runner._pools:
+        pool.fill_(0xFF)  # a NaN in every form
+    assert torch.equal(read(runner, 0, TOKENS, 40), clean)
+
+
+@pytest.mark.parametrize(
+    "name", ["lm_head", "transformer.h.0.mlp.c_fc", "transformer.h.1.attn.c_q"]
+)
+def test_a_nan_among_the_weights_is_one_where_torch_has_one(name):
+    model = make_gpt()
+    model.get_parameter(f"{name}.weight").data[5, 0] = torch.nan
+    logits = read(make_runner(model), 0, TOKENS)
+    assert logits.isnan().any()
+    assert torch.equal(logits.isnan(), expected(model, TOKENS)[-1:].isnan())
+
+
+@pytest.mark.parametrize("precision", FORMS)
+def test_memory_of_pages_is_what_was_stated(precision):
+    model = make_gpt()
+    runner = make_runner(model, precision=precision)
+    for group, pool in zip(page_groups(model.config, num_pages=25), runner._pools, strict=True):
+        assert pool.nbytes == 25 * page_bytes(model.config, precision, group)
+
+
+def test_tokens_outside_the_vocabulary_are_our_own_bug():
+    runner = make_runner(make_gpt())
+    for bad in (-1, 100):
+        with pytest.raises(AssertionError, match="token"):
+            runner.prefill([chunk(0, [3, bad], 0, 2)])

@@ -175,7 +175,6 @@ def test_every_way_of_sampling_gives_the_naive_answers_on_every_runner_in_torch(
 
 
 def ask(engine, prompt, *, params=GREEDY, **changes):
-    """Submit a request of TOKENS tokens."""
     return submit(engine, prompt, max_tokens=TOKENS, params=params, **changes)
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.prefill_attention import difference, find_varlen, varlen
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import model_for_depth, numerics
+from tests.support.nanochat_core.engine.native_models import chunk
 from tests.support.nanochat_core.engine.torch_slots import plain_varlen
 from tests.support.nanochat_core.random_gpt import capacity_of
 
@@ -20,8 +20,6 @@ CPU = torch.device("cpu")
 
 
 class Operations(TorchDispatchMode):
-    """Counts what is dispatched."""
-
     def __init__(self):
         super().__init__()
         self.counts = Counter()
@@ -77,13 +75,8 @@ def test_operations_of_a_pass_do_not_depend_on_the_number_of_chunks(started):
     found = []
     start = 512 if started else 0
     for count in (1, 8):
-        start = 512 if started else 0
-        chunks = [
-            Chunk(
-                slot=i, start=start, prev_token=7, tokens=[1] * (1024 // count), wants_logits=True
-            )
-            for i in range(count)
-        ]
+        tokens = [1] * (start + 1024 // count)
+        chunks = [chunk(i, tokens, start, len(tokens)) for i in range(count)]
         with Operations() as operations:
             assert runner.prefill(chunks).shape == (count, model.config.vocab_size)
         found.append(operations.counts)

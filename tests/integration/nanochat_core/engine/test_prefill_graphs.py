@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import prefill_graphs
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.prefill_graphs import (
@@ -16,6 +15,7 @@ from nanochat_core.engine.runners.prefill_graphs import (
     pack,
     padding,
 )
+from tests.support.nanochat_core.engine.native_models import chunk
 from tests.support.nanochat_core.engine.torch_slots import (
     LONGEST,
     expected,
@@ -35,16 +35,6 @@ def open_runner(model, **settings):
     )
 
 
-def chunk_of(tokens, start, end, *, slot=0):
-    return Chunk(
-        slot=slot,
-        start=start,
-        prev_token=tokens[start - 1] if start else -1,
-        tokens=tokens[start:end],
-        wants_logits=True,
-    )
-
-
 def pages_of(runner):
     return [memory for pool in runner.pools for memory in (pool.keys, pool.values)]
 
@@ -59,19 +49,19 @@ def test_a_padded_pass_gives_the_models_logits_and_writes_only_the_chunks_keys(m
     runner._varlen = plain._varlen = plain_varlen
     for memory in pages_of(runner):
         memory[:, 0] = 1e3  # the scratch page: whatever it holds, no query may see it
-    for one in (runner, plain):
-        for slot in range(SLOTS):
-            give_pages(one, slot)
+    for slot in range(SLOTS):
+        give_pages(runner, slot)
+        give_pages(plain, slot)
     prompt = PROMPT
     # Whole, and again in pieces: of the first token, within one window of it, and of the last one.
     for ends in ([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)]):
         for start, end in pairwise([0, *ends]):
-            chunk = chunk_of(prompt, start, end, slot=1)
-            kind = kind_of([chunk], runner.pools)
+            one = chunk(1, prompt, start, end)
+            kind = kind_of([one], runner.pools)
             assert kind is not None
             assert kind == PassKind(128, continues=start > 0)
-            logits = runner.read_packed(kind, pack(kind, chunk, runner.pools))
-            torch.testing.assert_close(logits, plain.prefill([chunk]), rtol=0, atol=1e-5)
+            logits = runner.read_packed(kind, pack(kind, one, runner.pools))
+            torch.testing.assert_close(logits, plain.prefill([one]), rtol=0, atol=1e-5)
             torch.testing.assert_close(logits[0], expected(model, prompt[:end]), rtol=0, atol=1e-5)
     for mine, theirs in zip(pages_of(runner), pages_of(plain), strict=True):
         torch.testing.assert_close(mine[:, 1:], theirs[:, 1:], rtol=0, atol=1e-5)
@@ -105,17 +95,16 @@ def test_kinds_reach_the_longest_chunk_and_no_further():
 def test_only_one_chunk_that_fits_is_a_graph(make_model, monkeypatch):
     pools = open_runner(make_model(windows=(6, 64)), dtype=torch.float32).pools
     tokens = [1] * LONGEST
-    chunk = chunk_of(tokens, 40, 60)
-    assert kind_of([chunk], pools) == PassKind(128, continues=True)
-    assert kind_of([chunk, chunk_of(tokens, 0, 9, slot=1)], pools) is None
-    inside = Chunk(slot=0, start=0, prev_token=-1, tokens=tokens[:9], wants_logits=False)
-    assert kind_of([inside], pools) is None
+    one = chunk(0, tokens, 40, 60)
+    assert kind_of([one], pools) == PassKind(128, continues=True)
+    assert kind_of([one, chunk(1, tokens, 0, 9)], pools) is None
+    assert kind_of([chunk(0, tokens, 0, 9, wants=False)], pools) is None
     monkeypatch.setattr(prefill_graphs, "MAX_BEFORE", 39)
-    assert kind_of([chunk], pools) is None
-    assert kind_of([chunk_of(tokens, 39, 60)], pools) is not None
+    assert kind_of([one], pools) is None
+    assert kind_of([chunk(0, tokens, 39, 60)], pools) is not None
     monkeypatch.setattr(prefill_graphs, "LENGTHS", (8, 16))
-    assert kind_of([chunk_of(tokens, 0, 17)], pools) is None
-    assert kind_of([chunk_of(tokens, 0, 9)], pools) == PassKind(16, continues=False)
+    assert kind_of([chunk(0, tokens, 0, 17)], pools) is None
+    assert kind_of([chunk(0, tokens, 0, 9)], pools) == PassKind(16, continues=False)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="its capture fails in another way")
@@ -129,12 +118,11 @@ def test_without_graphs_prompts_are_read_all_the_same(make_model, caplog):
     assert runner.passes is None
     assert "prompts are read without CUDA graphs" in caplog.text
     give_pages(runner, 0)
-    [row] = runner.prefill([chunk_of(PROMPT, 0, len(PROMPT))])
+    [row] = runner.prefill([chunk(0, PROMPT, 0, len(PROMPT))])
     torch.testing.assert_close(row, expected(model, PROMPT), rtol=0, atol=1e-5)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads, kernels):
@@ -152,7 +140,7 @@ def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads,
         for slot, ends in enumerate(([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)])):
             give_pages(runner, slot)
             for start, end in pairwise([0, *ends]):
-                rows.append(runner.prefill([chunk_of(prompt, start, end, slot=slot)]))
+                rows.append(runner.prefill([chunk(slot, prompt, start, end)]))
             assert runner.length[slot] == len(prompt)
         return torch.cat(rows), [memory[:, 1:].clone() for memory in pages_of(runner)]
 

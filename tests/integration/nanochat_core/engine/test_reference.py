@@ -12,7 +12,6 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def directory(make_model, tokenizer, tmp_path):
-    """A random model on disk."""
     model = make_model()
     (tmp_path / "files").mkdir()
     tokenizer.save(tmp_path / "files")

@@ -125,7 +125,6 @@ def begin(runner, slot, params, **settings):
 
 
 def decode(runner, slots, steps, limit=LENGTH):
-    """The tokens of each slot."""
     columns = runner.decode(slots, [limit] * len(slots), steps)().tokens
     return [list(row) for row in zip(*columns, strict=True)]
 

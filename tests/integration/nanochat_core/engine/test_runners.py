@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from nanochat_core.engine.native.runner import NativeRunner, unable
+from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners.choose import choose_runner, open_runner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
@@ -20,15 +20,12 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.versions import versions_in_use
 from nanochat_core.scaling import model_for_depth, numerics
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.torch_slots import matrices_of
 
 pytestmark = pytest.mark.torch
 
 GB = 10**9
-needs_kernels = pytest.mark.skipif(
-    unable(GPT(model_for_depth(1), numerics("fp32")), "fp32") is not None,
-    reason="the compiled kernels cannot be had on this machine",
-)
 
 
 def zeros(depth, precision="fp32"):

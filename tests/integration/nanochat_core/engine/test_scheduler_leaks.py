@@ -110,8 +110,6 @@ def test_when_all_is_abandoned_the_runners_tables_are_empty():
 
 
 class Counting(Pages):
-    """Counts what it is asked for."""
-
     asked = 0
 
     def find(self, key):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from tests.support.nanochat_core.engine.torch_slots import expected, open_small, whole
+from tests.support.nanochat_core.engine.native_models import read
+from tests.support.nanochat_core.engine.torch_slots import expected, open_small
 from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 pytestmark = pytest.mark.torch
@@ -13,21 +13,13 @@ pytestmark = pytest.mark.torch
 
 def test_long_prompts_are_read_in_blocks_with_the_models_logits():
     model, generator = random_gpt(140, 512, 512), torch.Generator().manual_seed(1)
-    runner = TorchRunner(
-        model,
-        dtype=torch.float32,
-        capacity=capacity_of(model, num_slots=1, page_size=16, max_len=512, num_pages=40),
-        stop_tokens=[],
-    )
+    capacity = capacity_of(model, num_slots=1, page_size=16, max_len=512, num_pages=40)
+    runner = TorchRunner(model, dtype=torch.float32, capacity=capacity, stop_tokens=[])
     tokens = torch.randint(0, 256, (450,), generator=generator).tolist()
     for group in range(2):
         runner.set_table(group, 0, 0, range(1, 33))
-    torch.testing.assert_close(whole(runner, 0, tokens), expected(model, tokens), rtol=0, atol=2e-5)
-    runner.prefill([Chunk(slot=0, start=0, prev_token=-1, tokens=tokens[:190], wants_logits=False)])
-    [row] = runner.prefill(
-        [Chunk(slot=0, start=190, prev_token=tokens[189], tokens=tokens[190:], wants_logits=True)]
-    )
-    torch.testing.assert_close(row, expected(model, tokens), rtol=0, atol=2e-5)
+    for row in (read(runner, 0, tokens)[0], read(runner, 0, tokens, 190)[1]):
+        torch.testing.assert_close(row, expected(model, tokens), rtol=0, atol=2e-5)
 
 
 def test_pages_that_follow_each_other_are_read_without_a_copy(make_model):

@@ -32,6 +32,7 @@ from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
 from tasks.registry import are_correct, generate, grader_of
 from tasks.sandbox import run
+from tests.support.nanochat_core.random_gpt import make_writer
 from tests.support.tasks.example_files import write_examples
 
 pytestmark = pytest.mark.torch
@@ -58,17 +59,9 @@ def make(make_job, model_dir, task_data_dir):
 
 
 def write_always(engine, text):
-    """Give every token a fixed successor, so that the model writes `text` and ends."""
-    tokenizer = engine.tokenizer
-    start, end = map(tokenizer.special, ("<|assistant_start|>", "<|assistant_end|>"))
-    codes = torch.randn(tokenizer.vocab_size, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for parameter in engine.model.parameters():
-            parameter.zero_()
-        engine.model.resid_lambdas.fill_(1.0)
-        engine.model.transformer.wte.weight[: len(codes)] = codes
-        for token, successor in itertools.pairwise([start, *tokenizer.encode(text), end]):
-            engine.model.lm_head.weight[successor] = 0.3 * codes[token]
+    """Turn the model into one that writes `text` and ends."""
+    start, end = map(engine.tokenizer.special, ("<|assistant_start|>", "<|assistant_end|>"))
+    make_writer(engine.model, [start, *engine.tokenizer.encode(text), end])
 
 
 def records(path):

@@ -28,7 +28,6 @@ def engine_on(runner: str, model: GPT, tokenizer: Tokenizer, *, num_slots: int =
 
 
 def ask(engine: Engine, prompt: list[int], **changes: Any) -> Asked:
-    """A request of its own."""
     asked = Asked()
     asked.handle = engine.submit(Request(prompt=prompt, sink=asked.take, **changes))
     return asked

@@ -22,8 +22,6 @@ UNREAD = 0x5EED  # memory that was never written
 
 @dataclass
 class Slot:
-    """See runner.py."""
-
     length: int = 0
     prev_token: int = -1
     token: int = -1
@@ -68,7 +66,6 @@ def mix(*values: int) -> int:
 
 
 def pages_of(windows: Sequence[int], *, num_pages: Sequence[int] | int) -> tuple[PageGroup, ...]:
-    """Groups of one layer each."""
     counts = [num_pages] * len(windows) if isinstance(num_pages, int) else num_pages
     return tuple(
         PageGroup(window=window, layers=(i,), num_pages=count)
@@ -84,11 +81,9 @@ class Memory:
         self.written: list[dict[int, int]] = [{} for _ in windows]
 
     def read(self, group: int, position: int) -> int:
-        """The memory of a position."""
         return self.written[group][position]
 
     def write(self, group: int, position: int, value: int) -> None:
-        """Set it."""
         self.written[group][position] = value
 
     def step(self, position: int, token: int, prev_token: int) -> int:
@@ -110,11 +105,9 @@ class SlotMemory(Memory):
         self._runner, self._slot = runner, slot
 
     def read(self, group: int, position: int) -> int:
-        """Through the table."""
         return self._runner.memory[group][self._at(group, position)]
 
     def write(self, group: int, position: int, value: int) -> None:
-        """Through the table."""
         at = self._at(group, position)
         assert at >= self._runner.page_size, f"position {position} is written to the scratch page"
         self._runner.memory[group][at] = value
@@ -126,8 +119,6 @@ class SlotMemory(Memory):
 
 
 class FakeRunner:
-    """See the module's docstring."""
-
     def __init__(
         self,
         speaker: Speaker,
@@ -151,18 +142,15 @@ class FakeRunner:
         self.num_calls = 0
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
-        """See runner.py."""
         assert all(0 <= page < self.groups[group].num_pages for page in pages)
         self.tables[slot][group].update(enumerate(pages, start=first))
 
     def clear_table(self, slot: int) -> None:
-        """See runner.py."""
         assert self.slots[slot].stopped, "a slot that continues loses its pages"
         for table in self.tables[slot]:
             table.clear()
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """See runner.py."""
         assert source
         assert target
         size, memory = self.page_size, self.memory[group]
@@ -171,18 +159,15 @@ class FakeRunner:
     def start(
         self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
-        """See runner.py."""
         assert self.slots[slot].stopped
         self.slots[slot] = Slot(
             key=key, penalty=params.repetition_penalty != 1.0, num_log_probs=num_log_probs
         )
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """See runner.py."""
         self.slots[slot].seen += tokens
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
-        """See runner.py. Logits are one number."""
         self._fail()
         assert chunks
         assert len({chunk.slot for chunk in chunks}) == len(chunks)
@@ -206,7 +191,6 @@ class FakeRunner:
         lengths: Sequence[int],
         prev_tokens: Sequence[int],
     ) -> DecodeOutput:
-        """See runner.py."""
         self._fail()
         tokens: list[int] = []
         for slot, [value], length, prev_token in zip(
@@ -221,7 +205,6 @@ class FakeRunner:
         return DecodeOutput(tokens=[tokens], log_probs=self._log_probs(slots, [tokens]))
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
-        """See runner.py."""
         self._fail()
         self.num_calls += 1
         assert slots
@@ -245,7 +228,6 @@ class FakeRunner:
         return lambda: output
 
     def release(self, slot: int) -> None:
-        """See runner.py."""
         self.slots[slot].stopped = True
 
     def refresh(self) -> None:
@@ -328,11 +310,12 @@ def reference_answer(
 
 
 def simple_calculation(text: str) -> str | None:
-    """Of digits, + and * only, which is all that a `Speaker` writes; ** is no operator."""
-    if not text or set(text) - set("12345+*") or "**" in text:
+    """By Python's arithmetic, of what a `Speaker` or a script writes; ** is no operator."""
+    text = text.strip().replace("'aXbX'.count('X')", "(2)")
+    if not text or set(text) - set("0123456789+-*/() ") or "**" in text:
         return None
     try:
         value = eval(text, {"__builtins__": {}})
-    except SyntaxError:
+    except (SyntaxError, SyntaxWarning, TypeError, ZeroDivisionError):
         return None
-    return str(value)
+    return str(value) if isinstance(value, int) else f"{value:.12g}"

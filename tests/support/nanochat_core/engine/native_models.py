@@ -74,7 +74,6 @@ def make_tokens(length: int, seed: int) -> list[int]:
 
 
 def chunk(slot: int, tokens: list[int], start: int, end: int, *, wants: bool = True) -> Chunk:
-    """Tokens start..end of a sequence."""
     return Chunk(
         slot=slot,
         start=start,

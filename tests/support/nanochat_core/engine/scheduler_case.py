@@ -26,8 +26,6 @@ WINDOWS = (6, 64)
 
 @dataclass
 class Case:
-    """A scheduler on a fake runner."""
-
     windows: tuple[int, ...] = WINDOWS
     num_pages: tuple[int, ...] | int = 100
     num_slots: int = 4
@@ -61,14 +59,12 @@ class Case:
         return asked
 
     def work(self, most: int = 100_000) -> None:
-        """Until nothing is left to do."""
         for _ in range(most):
             if not self.scheduler.step():
                 return
         raise AssertionError("it does not end")
 
     def check(self, asked: "Asked") -> None:
-        """It is what the reference says."""
         request = asked.handle.request
         limit = self.scheduler.limit_for(request.prompt, request.max_tokens)
         for sample in range(request.num_samples):
@@ -106,8 +102,6 @@ def pages_used(scheduler: Scheduler) -> int:
 
 @dataclass
 class Asked:
-    """The events of a request."""
-
     events: list[Event] = field(default_factory=list)
     ends: dict[int, EndEvent] = field(default_factory=dict)
     handle: RequestHandle = field(init=False)
@@ -128,7 +122,6 @@ class Asked:
 
 
 def prompt_of(rng: random.Random, *, longest: int = 50, kinds: int = 3) -> list[int]:
-    """A prompt that begins like others."""
     start = [128 + rng.randrange(kinds)] * rng.choice((0, 3, 8, 17, 30))
     rest = [rng.randrange(100) for _ in range(rng.randint(1, 12))]
     return [*start, *rest][:longest]

@@ -11,6 +11,7 @@ from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
+from tests.support.nanochat_core.engine.native_models import chunk
 from tests.support.nanochat_core.random_gpt import capacity_of
 
 PAGE, PAGES, LONGEST = 4, 16, 64
@@ -56,26 +57,13 @@ def read_in_pieces(
             if count:
                 start = read[slot]
                 read[slot] += count
-                chunks.append(
-                    Chunk(
-                        slot=slot,
-                        start=start,
-                        prev_token=prompt[start - 1] if start else -1,
-                        tokens=prompt[start : start + count],
-                        wants_logits=read[slot] == len(prompt),
-                    )
-                )
+                is_last = read[slot] == len(prompt)
+                chunks.append(chunk(slot, prompt, start, read[slot], wants=is_last))
         if chunks:
             found = runner.prefill(chunks)
             done = [c.slot for c in chunks if c.wants_logits]
             logits.update(zip(done, found, strict=True))
     return torch.stack([logits[slot] for slot in range(len(prompts))])
-
-
-def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
-    """Logits (V,) after a prompt that is read at once."""
-    chunk = Chunk(slot=slot, start=0, prev_token=-1, tokens=tokens, wants_logits=True)
-    return runner.prefill([chunk])[0]
 
 
 def plain_varlen(
