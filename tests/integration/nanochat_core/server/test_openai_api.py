@@ -1,6 +1,5 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -10,8 +9,6 @@ from nanochat_core.server.service import ServerConfig
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.hostile_http import HEAD, connect
 from tests.support.nanochat_core.server.live import NAME, PATIENCE, body, serving, wait_until
-
-NOTHING = SimpleNamespace(content=[])
 
 
 def chat(client, text, **settings):
@@ -27,6 +24,7 @@ def test_a_whole_answer(client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 5)
     assert answer.usage.total_tokens == 19
     assert answer.model == NAME
+    assert chat(client, "echo hi", n=3).usage.completion_tokens == 6
 
 
 def test_a_streamed_answer_with_its_usage(client):
@@ -48,37 +46,55 @@ def test_the_stream_ends_with_done_and_has_no_usage_unasked(live):
     assert "usage" not in response.text
 
 
-def test_an_answer_that_is_cut_says_so(client):
-    for limit in ({"max_tokens": 3}, {"max_completion_tokens": 3}):
-        answer = chat(client, "long", **limit)
-        assert answer.choices[0].message.content == "abc"
-        assert answer.choices[0].finish_reason == "length"
+TOKENS = [[TOKENIZER.bos, *TOKENIZER.encode(f"echo {letter}")] for letter in "ab"]
+DEVELOPER = {"role": "developer", "content": "echo "}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+SILENT = {"role": "assistant", "content": None}
+# Options that ask for nothing.
+NEUTRAL = {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "top_p": 0, "n": 1}
+FOR_CHAT = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
+FOR_TEXT = {"echo": False, "suffix": "", "best_of": 1}
+ANSWERS = [  # what is asked, the text of each choice, and why it ended
+    (body("echo hello"), ["hello"], "stop"),
+    (body("long", max_tokens=3), ["abc"], "length"),
+    (body("long", max_completion_tokens=3), ["abc"], "length"),
+    (body("hold", stop=["ef", "xy"]), ["abcd"], "stop"),
+    (body("echo hi", n=3), ["hi"] * 3, "stop"),
+    (body("call"), ["it is 36"], "stop"),
+    (body("call", stop="is x"), ["it is 36"], "stop"),
+    (body("echo So:\n#### 42"), ["So:\n42"], "stop"),
+    ({"messages": [DEVELOPER, PARTS]}, ["\n\nhello"], "stop"),
+    ({"messages": [PARTS, SILENT, *body("echo hi")["messages"]]}, ["hi"], "stop"),
+    ({**body("echo hi"), **NEUTRAL, **FOR_CHAT}, ["hi"], "stop"),
+    ({"prompt": "echo So:\n#### 42"}, ["So:\n#### 42"], "stop"),
+    ({"prompt": ["echo a", "echo b"], "n": 2}, ["a", "a", "b", "b"], "stop"),
+    ({"prompt": TOKENS}, ["a", "b"], "stop"),
+    ({"prompt": "long"}, ["abcdefgh" * 2], "length"),  # sixteen tokens unless more are asked for
+    ({"prompt": "echo hi", **NEUTRAL, **FOR_TEXT}, ["hi"], "stop"),
+]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
-    answer = chat(client, "hold", stop=["ef", "xy"], stream=stream)
-    if stream:
-        chunks = [chunk.choices[0] for chunk in answer]
-        text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
-    else:
-        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
-    assert (text, reason) == ("abcd", "stop")
+@pytest.mark.parametrize(("asked", "texts", "reason"), ANSWERS)
+def test_an_answer_has_its_text_its_end_and_its_log_probabilities_whole_and_streamed(
+    client, live, asked, texts, reason, stream
+):
+    is_chat = "messages" in asked
+    create = (client.chat.completions if is_chat else client.completions).create
+    answer = create(model=NAME, stream=stream, logprobs=True if is_chat else 0, **asked)
+    found, logged, ends = ([""] * len(texts) for _ in range(3))
+    for choice in (c for chunk in (answer if stream else [answer]) for c in chunk.choices):
+        part = (choice.delta if stream else choice.message).content if is_chat else choice.text
+        logs = choice.logprobs
+        tokens = (
+            [t.token for t in logs.content] if logs and is_chat else logs.tokens if logs else []
+        )
+        found[choice.index] += part or ""
+        logged[choice.index] += "".join(tokens)
+        ends[choice.index] = choice.finish_reason
+    assert found == logged == texts
+    assert set(ends) == {reason}
     wait_until(lambda: live.running == 0)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_several_choices(client, stream):
-    answer = chat(client, "echo hi", n=3, stream=stream)
-    if not stream:
-        assert [(c.index, c.message.content) for c in answer.choices] == [*enumerate(["hi"] * 3)]
-        assert answer.usage.completion_tokens == 6
-        return
-    texts = ["", "", ""]
-    for chunk in answer:
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-    assert texts == ["hi", "hi", "hi"]
 
 
 def test_log_probabilities_of_tokens_and_alternatives(client):
@@ -87,17 +103,6 @@ def test_log_probabilities_of_tokens_and_alternatives(client):
     assert [entry.bytes for entry in content] == [[0x68], [0xC3], [0xA9]]
     assert [entry.logprob for entry in content] == [-0.5] * 3
     assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.5, -1.5]] * 3
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(client, stream):
-    asked = {"model": NAME, **body("call"), "logprobs": True, "stop": "is x"}
-    if stream:
-        chunks = client.chat.completions.create(**asked, stream=True)
-        logged = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
-    else:
-        logged = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert "".join(entry.token for entry in logged) == "it is 36"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -113,65 +118,6 @@ def test_a_letter_of_several_tokens_is_reported_by_its_bytes_and_moves_no_offset
     assert tokens[:4] == ["h", r"bytes:\xc3", r"bytes:\xa9", " "]
     tops = [top for logs in logged for top in logs.top_logprobs]
     assert tops[1] == {r"bytes:\xc3": -0.5, r"bytes:\xc4": -1.5}
-
-
-def test_log_probabilities_come_with_the_stream(client):
-    chunks = chat(client, "echo hi", logprobs=True, stream=True)
-    logged = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
-    assert [entry.token for logs in logged for entry in logs.content] == ["h", "i"]
-
-
-def test_calls_are_left_out(client):
-    answer = chat(client, "call")
-    assert answer.choices[0].message.content == "it is 36"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_marker_of_a_final_number_is_left_out_of_a_chat(client, stream):
-    asked = {"model": NAME, **body("echo So:\n#### 42"), "logprobs": True}
-    if stream:
-        choices = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
-        text = "".join(choice.delta.content or "" for choice in choices)
-        logged = [entry for choice in choices for entry in (choice.logprobs or NOTHING).content]
-        assert all(choice.delta.content for choice in choices[1:-1])
-    else:
-        (choice,) = client.chat.completions.create(**asked).choices
-        text, logged = choice.message.content, choice.logprobs.content
-    assert text == "So:\n42"
-    assert "".join(entry.token for entry in logged) == text
-
-
-def test_a_text_that_is_completed_keeps_its_markers(client):
-    (choice,) = client.completions.create(
-        model=NAME, prompt="echo So:\n#### 42", logprobs=0
-    ).choices
-    assert choice.text == "".join(choice.logprobs.tokens) == "So:\n#### 42"
-
-
-def test_a_developer_message_and_parts_of_text(client):
-    messages = [
-        {"role": "developer", "content": "echo "},
-        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
-    ]
-    answer = client.chat.completions.create(model=NAME, messages=messages)
-    assert answer.choices[0].message.content == "\n\nhello"
-
-
-def test_texts_are_completed(client):
-    answer = client.completions.create(model=NAME, prompt=["echo a", "echo b"], n=2, logprobs=1)
-    assert [(c.index, c.text) for c in answer.choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
-    assert answer.choices[0].logprobs.tokens == ["a"]
-    assert answer.choices[0].logprobs.text_offset == [0]
-    text = "".join(
-        chunk.choices[0].text
-        for chunk in client.completions.create(model=NAME, prompt="echo streamed", stream=True)
-    )
-    assert text == "streamed"
-
-
-def test_a_completion_is_sixteen_tokens_unless_more_are_asked_for(client):
-    answer = client.completions.create(model=NAME, prompt="long")
-    assert answer.usage.completion_tokens == 16
 
 
 def test_the_model_is_listed(client, openai):
@@ -226,30 +172,9 @@ def test_a_refusal_of_a_text_names_its_field(client, settings, param, openai):
     assert caught.value.body["param"] == param
 
 
-def test_options_that_ask_for_nothing_are_accepted(client):
-    neutral = {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}}
-    neutral |= {"top_p": 0, "n": 1}
-    extra = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
-    answer = chat(client, "echo hi", **neutral, **extra)
-    assert answer.choices[0].message.content == "hi"
-    text = {"echo": False, "suffix": "", "best_of": 1}
-    answer = client.completions.create(model=NAME, prompt="echo hi", **neutral, **text)
-    assert answer.choices[0].text == "hi"
-
-
-def test_an_assistant_that_said_nothing_may_have_said_null(client):
-    earlier = [*body("x")["messages"], {"role": "assistant", "content": None}]
-    turns = [*earlier, *body("echo hi")["messages"]]
-    answer = client.chat.completions.create(model=NAME, messages=turns)
-    assert answer.choices[0].message.content == "hi"
-
-
-def test_a_prompt_may_be_tokens_which_are_read_as_they_are(client):
-    one, two = ([TOKENIZER.bos, *TOKENIZER.encode(f"echo {letter}")] for letter in "ab")
-    answer = client.completions.create(model=NAME, prompt=one)
+def test_tokens_of_a_prompt_are_read_as_they_are(client):
+    answer = client.completions.create(model=NAME, prompt=TOKENS[0])
     assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("a", 7)
-    answer = client.completions.create(model=NAME, prompt=[one, two])
-    assert [choice.text for choice in answer.choices] == ["a", "b"]
 
 
 def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():

@@ -35,7 +35,6 @@ class Ticket:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """Call it off."""
         self.is_cancelled = True
 
 
@@ -48,14 +47,12 @@ class FakeEngine:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to write."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def stop(self) -> None:
         """Nothing to do."""
 
     def submit(self, request: Request) -> Ticket:
-        """Take a request."""
         if b"refuse" in bytes(token for token in request.prompt if token < 256):
             raise DataError("this engine does not like it")
         ticket = Ticket(request)
@@ -121,7 +118,6 @@ class LeakyEngine(FakeEngine):
         self._before: list[int] = []
 
     def submit(self, request: Request) -> Ticket:
-        """Take a request."""
         ticket = super().submit(request)
         self._count += 1
         before, self._before = self._before, ticket.answer
@@ -151,7 +147,6 @@ def open_leaky(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
 
 
 def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
-    """What an engine process makes."""
     if spec.directory.endswith("broken"):
         raise ModelError("this model is broken", hint="mend it")
     if spec.directory.endswith("never"):

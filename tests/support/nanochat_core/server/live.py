@@ -28,8 +28,6 @@ PATIENCE = 120.0  # seconds, which bound a hang
 
 @dataclass(frozen=True)
 class Live:
-    """A running server."""
-
     url: str
     port: int
     service: Service
@@ -59,7 +57,6 @@ class Live:
             yield lines
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        """Send a GET with these headers."""
         return httpx.get(self.url + path, headers=headers, timeout=PATIENCE)
 
     def post(self, path: str = "/chat/completions", ask: dict | None = None) -> httpx.Response:
@@ -67,16 +64,13 @@ class Live:
         return httpx.post(self.url + path, json=ask or body(), timeout=PATIENCE)
 
     def health(self) -> dict:
-        """GET /health."""
         return httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
 
     @property
     def running(self) -> int:
-        """Answers that are being written."""
         return self.service.running
 
     def count(self, name: str, **labels: str) -> float:
-        """What the metrics counted."""
         return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def run(self, coroutine):
@@ -125,7 +119,6 @@ def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
 
 
 def body(text: str = "echo hello", **settings) -> dict:
-    """A request of one message."""
     return {"messages": [{"role": "user", "content": text}], **settings}
 
 
@@ -139,7 +132,6 @@ def events_of(text: str) -> list[dict]:
 
 
 def text_of(events: list[dict]) -> str:
-    """The text that was streamed."""
     return "".join(event.get("token", "") for event in events)
 
 

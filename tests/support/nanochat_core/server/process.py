@@ -28,13 +28,10 @@ RECEIVE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Apart:
-    """A server elsewhere."""
-
     port: int
     pid: int
 
     def get(self, path: str) -> dict:
-        """What a route says."""
         return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE).json()
 
     @property
@@ -45,7 +42,6 @@ class Apart:
 
     @property
     def memory(self) -> int:
-        """Its resident bytes."""
         found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
