@@ -69,7 +69,6 @@ GUARDS = {
     "packing": """
         tests/unit/nanochat_core/data/test_packing.py
         tests/unit/nanochat_core/data/test_rows.py
-        tests/unit/nanochat_core/data/test_row_batches.py
         tests/unit/nanochat_core/data/test_chat_rows.py""",
 }
 OPTIONS = ("-xq", "--hypothesis-seed=0", "-p", "no:cacheprovider")

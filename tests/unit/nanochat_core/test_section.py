@@ -21,8 +21,6 @@ class Text(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Texts(Section):
-    """Several of them."""
-
     texts: tuple[Text, ...]
 
 

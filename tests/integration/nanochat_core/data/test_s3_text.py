@@ -1,9 +1,7 @@
 """Stage `shards` from objects of a bucket, on a real server of this machine."""
 
 import json
-import threading
 import uuid
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -14,6 +12,7 @@ from nanochat_core.data.hub.transfers import ByteProgress
 from nanochat_core.data.text import s3_text
 from nanochat_core.errors import ConfigError
 from tests.support.nanochat_core.data.fixtures import parquet_bytes, refused, texts_of
+from tests.support.nanochat_core.data.web_server import Answer, WebServer
 
 DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
 
@@ -26,7 +25,6 @@ class Bucket:
         self.client, self.folder = server.client("s3"), uuid.uuid4().hex
 
     def put(self, name, content):
-        """Write one object."""
         self.client.put_object(Bucket="texts", Key=f"{self.folder}/{name}", Body=content)
 
     def job(self, shards_job, pattern=""):
@@ -163,34 +161,14 @@ def test_a_server_that_drops_packets_gets_three_times_five_seconds(bucket, monke
     assert waited == [5, 5, 5]
 
 
-class _Cutting(BaseHTTPRequestHandler):
-    """Say that an object has a hundred bytes, and send ten."""
-
-    def do_HEAD(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "100")
-        self.end_headers()
-
-    def do_GET(self):
-        self.do_HEAD()
-        self.wfile.write(b"0123456789")
-
-    def log_message(self, format, *args):
-        pass
-
-
 def test_a_body_that_is_cut_off_each_time_is_one_line(bucket, monkeypatch, tmp_path):
     wanted = {tmp_path / "a.txt": s3_text.S3Object(path="texts/a.txt", size=100, changed=1)}
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Cutting) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
-        try:
-            given = (wanted, "s3://texts", ByteProgress(100, print))
-            line = refused(
-                r"^s3://texts cannot be read: ", s3_text._download, *given, hint="the network"
-            )
-        finally:
-            server.shutdown()
+    with WebServer(bytes(100)) as web:
+        web.answers = [Answer(after=10)] * 99
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", web.url.removesuffix("/bundle.zip"))
+        given = (wanted, "s3://texts", ByteProgress(100, print))
+        match = r"^s3://texts cannot be read: "
+        line = refused(match, s3_text._download, *given, hint="the network")
     assert "Max Retries" not in line
 
 

@@ -36,7 +36,6 @@ def shards_config(source: str = "local", **changes: Any) -> ShardsConfig:
 
 
 def documents_of(path: Path) -> list[str]:
-    """Return the documents of a shard."""
     return [text for group in read_batches(path) for text in group]
 
 
@@ -109,7 +108,6 @@ def shards_job(make_job: MakeJob) -> MakeJob:
 
 @pytest.fixture
 def tokenizer_dir(tmp_path: Path) -> Path:
-    """A tokenizer of 300 tokens."""
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     words = " ".join(f"word{i} thing{i * 7}" for i in range(200))
@@ -140,7 +138,6 @@ def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
 def tokens_dir(
     tmp_path: Path, write_shards: Callable[[list[list[str]]], Path], tokenizer_dir: Path
 ) -> Path:
-    """The tokens of three shards."""
     shards = ShardSet.open(
         write_shards(
             [

@@ -121,7 +121,6 @@ class HubServer:
         self._add(Fault(kind=kind, text=text, left=times, pause=pause))
 
     def heal(self) -> None:
-        """No faults any more."""
         with self._lock:
             self._faults.clear()
 
@@ -130,7 +129,6 @@ class HubServer:
         return [r for r in self.requests if r.kind == "bytes" and text in r.file]
 
     def note(self, request: Request) -> None:
-        """Remember a request."""
         with self._lock:
             self.requests.append(request)
 

@@ -32,7 +32,6 @@ class WebServer:
 
     @property
     def validator(self) -> str:
-        """Its ETag."""
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
     def __enter__(self) -> "WebServer":

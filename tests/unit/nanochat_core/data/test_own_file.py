@@ -111,12 +111,6 @@ def test_a_bad_line_is_named_with_what_is_wrong_and_what_a_line_is(line, message
     assert '[{"role": "user"' in (error.value.hint or "")
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path):
-    path = tmp_path / "letters.jsonl"
-    path.write_bytes(b"\n\xff\xfe\n\n\n")
-    refused(r"letters\.jsonl:2 is not UTF-8: invalid", read_dataset, dataset_of(path), tmp_path)
-
-
 def test_a_file_without_conversations_one_that_is_gone_and_one_that_changed(tmp_path):
     path = tmp_path / "letters.jsonl"
     path.write_text("\n \n")
@@ -224,10 +218,3 @@ def test_a_file_of_any_editor_is_read(tmp_path, encoding):
     path.write_bytes(text.encode(encoding))
     asked = read_dataset(dataset_of(path), tmp_path)
     assert sorted(asked["train"] + asked["test"]) == ["a", "b", "\u00e9"]
-
-
-def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
-    path = tmp_path / "letters.jsonl"
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n")
-    given = (dataset_of(path), tmp_path)
-    refused("is a pointer of Git LFS", read_dataset, *given, hint="git lfs pull")

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import shutil
 import sys
@@ -12,7 +11,7 @@ from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
-from tests.support.nanochat_core.data.fixtures import refused
+from tests.support.nanochat_core.data.fixtures import digests, refused
 from tests.support.small_job import small_job
 
 SMALL = (("identity", 1, 500, 5), ("spelling", 1, 60, 20), ("arithmetic", 1, 60, 20))
@@ -36,14 +35,6 @@ def make_job(directory, *, seed=42, datasets=SMALL):
     )
     job.output.mkdir(parents=True, exist_ok=True)
     return job
-
-
-def digests(job):
-    return {
-        str(path.relative_to(job.output)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(job.output.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_every_dataset_is_written_and_counted(tmp_path):
@@ -72,7 +63,7 @@ def test_the_seed_decides_every_byte(tmp_path):
     jobs = [make_job(tmp_path / str(i), seed=seed) for i, seed in enumerate((1, 1, 2))]
     for job in jobs:
         task_data.run(job)
-    first, again, other = map(digests, jobs)
+    first, again, other = (digests(job.output) for job in jobs)
     assert first == again
     assert first["spelling/train.jsonl"] != other["spelling/train.jsonl"]
     assert first.keys() == {
@@ -88,7 +79,7 @@ def test_a_job_that_was_killed_half_way_is_repeated_over_its_own_files(tmp_path)
     task_data.run(job)
     whole = make_job(tmp_path / "whole")
     task_data.run(whole)
-    assert digests(job) == digests(whole)
+    assert digests(job.output) == digests(whole.output)
 
 
 @pytest.mark.parametrize(
@@ -150,21 +141,21 @@ def test_a_resumed_stage_does_what_is_not_done(tmp_path, monkeypatch):
     assert made == ["identity", "spelling", "arithmetic", "arithmetic"]
     whole = make_job(tmp_path / "whole")
     assert task_data.run(whole) == metrics
-    assert digests(job) == digests(whole)
+    assert digests(job.output) == digests(whole.output)
 
 
 def test_what_was_made_for_another_seed_or_number_is_made_again(tmp_path, monkeypatch):
     job = make_job(tmp_path)
     monkeypatch.setattr(task_data, "shutil", KeepScratch())
     task_data.run(job)
-    before = digests(job)
+    before = digests(job.output)
     more = (*SMALL[:1], ("spelling", 1, 61, 20), *SMALL[2:])
     task_data.run(make_job(tmp_path, datasets=more))
-    now = digests(job)
+    now = digests(job.output)
     assert now["spelling/train.jsonl"] != before["spelling/train.jsonl"]
     assert now["arithmetic/train.jsonl"] == before["arithmetic/train.jsonl"]
     task_data.run(make_job(tmp_path, seed=7, datasets=more))
-    assert digests(job)["arithmetic/train.jsonl"] != now["arithmetic/train.jsonl"]
+    assert digests(job.output)["arithmetic/train.jsonl"] != now["arithmetic/train.jsonl"]
 
 
 class KeepScratch:

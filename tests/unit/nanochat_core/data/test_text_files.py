@@ -14,11 +14,7 @@ from nanochat_core.data.text.text_folder import files_below, folder_snapshot
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress, read_events
 from tests.support.nanochat_core.data.fixtures import refused
-
-
-def config(**changes):
-    fields = {"source": "local", "path": None, "num_shards": 1, "snapshot": (), "revision": None}
-    return ShardsConfig(**fields | changes)
+from tests.support.nanochat_core.data.fixtures import shards_config as config
 
 
 def texts_of(path, **changes):
