@@ -3,10 +3,11 @@
 import pytest
 
 from tasks import humaneval, registry
-from tasks.base import TaskError
 from tasks.sandbox import humaneval_grader
-from tasks.sandbox.run import protections
+from tests.integration.tasks.test_sandbox import needs_a_sandbox
 from tests.support.tasks.humaneval_row import ROW
+
+__all__ = ["needs_a_sandbox"]
 
 PAIR = {  # a test that calls a function which the prompt gives
     "task_id": "Made/1",
@@ -19,14 +20,6 @@ PAIR = {  # a test that calls a function which the prompt gives
 
 
 BODY = "def roots(xs):\n    return [math.sqrt(x) for x in xs]"
-
-
-@pytest.fixture
-def sandbox():
-    try:
-        protections()
-    except TaskError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(
@@ -49,11 +42,11 @@ def sandbox():
         ("", False),
     ],
 )
-def test_an_answer_is_right_when_its_function_passes_the_tests(sandbox, answer, right):
+def test_an_answer_is_right_when_its_function_passes_the_tests(answer, right):
     assert registry.grader_of("humaneval").is_correct(humaneval.convert(ROW), answer) == right
 
 
-def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer(sandbox):
+def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer():
     conversation = humaneval.convert(PAIR)
     whole = conversation["messages"][1]["content"]
     assert humaneval_grader.is_correct(conversation, whole)

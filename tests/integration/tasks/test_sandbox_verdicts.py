@@ -3,6 +3,8 @@
 The whole corpus, a run for each thing in it, is the campaign of tests.campaigns.security.sandbox.
 """
 
+import re
+
 import pytest
 
 from tasks.sandbox.process import Check, run_in
@@ -20,29 +22,22 @@ EXHAUSTING = ("a power of ten as a fraction", "many small answers", "a line with
 ALONE = ("is the main program", "changes builtins", "names beyond ASCII", "tabs and returns")
 
 
-@pytest.mark.parametrize("name", FORGED)
-def test_a_verdict_cannot_be_made_by_ending_early(name):
-    assert gone_wrong(f"forged/{name}", str) == ""
-
-
-@pytest.mark.parametrize("name", DECEIVED)
-def test_a_program_that_deceives_its_tests_does_not_deceive_those_outside(name):
-    assert gone_wrong(f"deceived/{name}", str) == ""
-
-
-@pytest.mark.parametrize("name", EXHAUSTING)
-def test_a_program_that_exhausts_its_tester_has_not_passed(name):
-    assert gone_wrong(f"exhausting/{name}", str) == ""
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"forged/{name}" for name in FORGED),
+        *(f"deceived/{name}" for name in DECEIVED),
+        *(f"exhausting/{name}" for name in EXHAUSTING),
+        *(f"honest/{name}" for name in ALONE),
+    ],
+)
+def test_a_program_passes_only_by_being_right(name):
+    assert gone_wrong(name, str) == ""
 
 
 @pytest.mark.parametrize("kind", WALLS)
 def test_right_programs_pass_without_seeing_their_tests_behind_each_wall(kind):
     assert refused(backend_of(kind), HONEST.keys() - set(ALONE)) == ""
-
-
-@pytest.mark.parametrize("name", ALONE)
-def test_a_right_program_passes_without_seeing_its_tests(name):
-    assert gone_wrong(f"honest/{name}", str) == ""
 
 
 @pytest.mark.parametrize("kind", WALLS)
@@ -53,59 +48,57 @@ def test_behind_each_wall_only_what_is_right_passes(kind):
     assert [verdict.passed for verdict in verdicts] == [True, False, False, False]
 
 
-def test_values_cross_as_what_they_are():
-    values = (
-        "[None, True, 0, -1, 10 ** 50, 0.1, -0.0, 1e308 * 10, 2j, 'caf\\u00e9\\ud800\\n', b'\\xff',"
-        " bytearray(b'x'), [], (), {}, set(), frozenset({1}), (1, [2, {3: {4}}]),"
-        " {(1, 2): [3], None: {'a': 'dict'}, 'dict': 1}, range(1, 9, 2)]"
-    )
-    test = f"def check(f):\n    for v in {values}:\n        w = f(v)\n"
-    test += "        assert w == v and type(w) is type(v) and repr(w) == repr(v), (v, w)\n"
-    test += "        assert repr(f(x=v)) == repr(v)\n        nan = f(float('nan'))\n"
-    test += "        assert nan != nan\n"
-    verdict = run_untrusted("def f(x): return x", Check(setup="", test=test, entry_point="f"))
-    assert verdict.passed, verdict
+SETUP = "import math\ndef double(x): return 2 * x\ndef half(x):\n    '''x / 2'''\n"
+DOUBLED = "def check(f): assert f(double(3)) == 3 and half(2) == 1 and math.pi > 3"
+DIVIDED = (
+    "def check(f):\n    try: f(0)\n    except ZeroDivisionError as error: e = error\n"
+    "    assert 'division' in str(e)\n"
+)
+VALUES = (
+    "[None, True, 0, -1, 10 ** 50, 0.1, -0.0, 1e308 * 10, 2j, 'caf\\u00e9\\ud800\\n', b'\\xff',"
+    " bytearray(b'x'), [], (), {}, set(), frozenset({1}), (1, [2, {3: {4}}]),"
+    " {(1, 2): [3], None: {'a': 'dict'}, 'dict': 1}, range(1, 9, 2)]"
+)
+CROSSED = (
+    f"def check(f):\n    for v in {VALUES}:\n        w = f(v)\n"
+    "        assert w == v and type(w) is type(v) and repr(w) == repr(v), (v, w)\n"
+    "        assert repr(f(x=v)) == repr(v)\n        nan = f(float('nan'))\n"
+    "        assert nan != nan\n"
+)
+ITERATED = (
+    "from fractions import Fraction\ndef check(f):\n    assert list(f(0)) == [0, 1, 2]\n"
+    "    assert tuple(f(1)) == (1, 2)\n    assert f(2) == {1, 2}\n"
+    "    assert sorted(f(3)) == [1, 4]\n    assert f(4)[0] == 5 and len(f(4)) == 2\n"
+    "    assert f(5) == Fraction(1, 3) and f(6) == 10 ** 5000\n"
+)
+ITERABLES = (
+    "from collections import deque\nfrom fractions import Fraction\n"
+    "def f(n): return [(i for i in range(3)), map(int, '12'), {1: 0, 2: 0}.keys(),"
+    " {0: 4, 1: 1}.values(), deque([5, 6]), Fraction(1, 3), 10 ** 5000][n]"
+)
 
 
-def test_a_test_sees_built_in_exceptions_of_the_program():
-    test = (
-        "def check(f):\n    try: f(0)\n    except ZeroDivisionError as error: e = error\n"
-        "    assert 'division' in str(e)\n"
-    )
-    check = Check(setup="", test=test, entry_point="f")
-    assert run_untrusted("def f(x): return 1 // x", check).passed
-    assert not run_untrusted("def f(x): return 1", check).passed
-
-
-def test_functions_given_with_the_question_are_there_when_the_program_has_them_too():
-    setup = "import math\ndef double(x): return 2 * x\ndef half(x):\n    '''x / 2'''\n"
-    test = "def check(f): assert f(double(3)) == 3 and half(2) == 1 and math.pi > 3"
-    check = Check(setup=setup, test=test, entry_point="half")
-    assert run_untrusted("double = 0\ndef half(x): return x / 2", check).passed
-    verdict = run_untrusted("def half(x): return x / 2", check)
-    assert (verdict.passed, verdict.reason) == (False, "NameError: name 'double' is not defined")
-
-
-def test_answers_that_can_only_be_gone_through_are_gone_through():
-    test = (
-        "from fractions import Fraction\ndef check(f):\n    assert list(f(0)) == [0, 1, 2]\n"
-        "    assert tuple(f(1)) == (1, 2)\n    assert f(2) == {1, 2}\n"
-        "    assert sorted(f(3)) == [1, 4]\n    assert f(4)[0] == 5 and len(f(4)) == 2\n"
-        "    assert f(5) == Fraction(1, 3) and f(6) == 10 ** 5000\n"
-    )
-    program = (
-        "from collections import deque\nfrom fractions import Fraction\n"
-        "def f(n): return [(i for i in range(3)), map(int, '12'), {1: 0, 2: 0}.keys(),"
-        " {0: 4, 1: 1}.values(), deque([5, 6]), Fraction(1, 3), 10 ** 5000][n]"
-    )
-    verdict = run_untrusted(program, Check(setup="", test=test, entry_point="f"))
-    assert verdict.passed, verdict
-
-
-def test_what_cannot_cross_is_said():
-    check = Check(setup="", test="def check(f): f()", entry_point="f")
-    verdict = run_untrusted("def f(): return object()", check)
-    assert verdict.reason == "TypeError: a value of type object cannot be handed over"
+@pytest.mark.parametrize(
+    ("setup", "test", "program", "reason"),
+    [
+        ("", CROSSED, "def f(x): return x", "passed"),
+        ("", ITERATED, ITERABLES, "passed"),  # answers that can only be gone through
+        ("", DIVIDED, "def f(x): return 1 // x", "passed"),  # built-in exceptions are seen
+        ("", DIVIDED, "def f(x): return 1", "UnboundLocalError: .*"),
+        # Functions given with the question are there when the program has them too.
+        (SETUP, DOUBLED, "double = 0\ndef half(x): return x / 2", "passed"),
+        (SETUP, DOUBLED, "def half(x): return x / 2", "NameError: name 'double' is not defined"),
+        (
+            *("", "def check(f): f()", "def f(): return object()"),
+            "TypeError: a value of type object cannot be handed over",
+        ),
+    ],
+)
+def test_values_cross_as_what_they_are_or_the_reason_is_given(setup, test, program, reason):
+    check = Check(setup=setup, test=test, entry_point="half" if setup else "f")
+    verdict = run_untrusted(program, check)
+    assert re.fullmatch(reason, verdict.reason), verdict
+    assert verdict.passed == (reason == "passed")
 
 
 def test_a_candidate_holds_no_nonce():

@@ -67,11 +67,6 @@ def test_an_unknown_task_is_refused_with_those_there_are():
         registry.generate("gsm9k", "train", 1, grade=1, seed=0)
 
 
-def test_an_unknown_split_is_refused():
-    with pytest.raises(TaskError, match="no split 'valid'"):
-        registry.generate("spelling", "valid", 1, grade=1, seed=0)
-
-
 def test_a_dataset_of_the_hub_is_not_made():
     with pytest.raises(TaskError, match="gsm8k are not made but downloaded"):
         registry.generate("gsm8k", "train", 1, grade=1, seed=0)

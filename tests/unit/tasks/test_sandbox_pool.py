@@ -2,10 +2,6 @@
 
 import threading
 
-import pytest
-
-from tasks import registry
-from tasks.base import TaskError
 from tasks.sandbox.run import run_all
 from tests.campaigns.security.sandbox import CHECK
 
@@ -26,17 +22,3 @@ def test_one_runs_per_cpu(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5})
     run_all([(f"x = {i}", CHECK) for i in range(9)], seconds=20.0, memory_mb=512)
     assert most == 3
-
-
-def test_a_task_that_does_not_is_graded_answer_by_answer():
-    conversation = {
-        "messages": [
-            {"role": "user", "content": "1 + 1?"},
-            {"role": "assistant", "content": "#### 2"},
-        ],
-        "answer": "2",
-    }
-    graded = [(conversation, "#### 2"), (conversation, "#### 3")]
-    assert registry.are_correct("gsm8k", graded) == [True, False]
-    with pytest.raises(TaskError, match="cannot be graded"):
-        registry.are_correct("smoltalk", graded)
