@@ -26,16 +26,21 @@ def attention_is_left_as_it_was(monkeypatch):
 
 
 @pytest.fixture
-def hopper(monkeypatch):
-    """The properties of a GPU that is not there."""
-    properties = SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3",
-        major=9,
-        minor=0,
-        total_memory=85_017_493_504,
-        multi_processor_count=132,
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+def gpu_is(monkeypatch):
+    """gpu_is(major, **more): the properties of a GPU that is not there."""
+
+    def patch(major, name="a GPU", **more):
+        others = {"minor": 0, "total_memory": 85_017_493_504, "multi_processor_count": 132}
+        found = SimpleNamespace(name=name, major=major, **others | more)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: found)
+        return torch.device("cuda", 0)
+
+    return patch
+
+
+@pytest.fixture
+def hopper(gpu_is):
+    return gpu_is(9, "NVIDIA H100 80GB HBM3")
 
 
 def test_a_cpu_passes_every_test(monkeypatch):
@@ -82,27 +87,23 @@ def test_a_test_that_raises_hides_no_other(monkeypatch):
     assert lines[1].found == "RuntimeError: no kernel image"
 
 
-@pytest.mark.usefixtures("hopper")
-def test_what_is_said_follows_from_the_properties():
-    device = torch.device("cuda", 0)
-    found = self_test.read_device(device)
+def test_what_is_said_follows_from_the_properties(hopper):
+    found = self_test.read_device(hopper)
     line = self_test.describe(found)
     assert line.found.startswith("NVIDIA H100 80GB HBM3, compute capability 9.0, 132 processors")
     assert line.values == {"gpu": found.name, "memory": found.memory}
-    assert self_test.fp8(device).state == "ok"
+    assert self_test.fp8(hopper).state == "ok"
 
 
-@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("right", "chosen"), [("cudnn", "cudnn"), ("flex", "flex"), ("varlen", "varlen"), ("", "sdpa")]
 )
-def test_auto_is_the_first_backend_that_computes_right(right, chosen, monkeypatch):
+def test_auto_is_the_first_backend_that_computes_right(right, chosen, hopper, monkeypatch):
     def fault(backend, device, dtype):
         return None if backend.name == right else "its package is missing"
 
     monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
-    device = torch.device("cuda", 0)
-    line = self_test.attention(device, self_test.read_device(device))
+    line = self_test.attention(hopper, self_test.read_device(hopper))
     assert line.found.startswith(f"{chosen} for training and evaluation; not fa3: its package")
     assert line.state == ("warn" if chosen == SDPA.name else "ok")
     remedies = str(line.remedy).split("; ")
@@ -112,14 +113,12 @@ def test_auto_is_the_first_backend_that_computes_right(right, chosen, monkeypatc
         assert remedies[0] == "cudnn: pip install 'nanochat-flows[gpu]'"
 
 
-@pytest.mark.usefixtures("hopper")
-def test_slow_attention_with_every_package_installed_has_a_remedy(monkeypatch):
+def test_slow_attention_with_every_package_installed_has_a_remedy(hopper, monkeypatch):
     def fail(backend, *_, **__):
         return None if backend is SDPA else "RuntimeError on a small problem: no kernel image"
 
     monkeypatch.setattr(attention_backends.Backend, "unable", fail)
-    device = torch.device("cuda", 0)
-    line = self_test.attention(device, self_test.read_device(device))
+    line = self_test.attention(hopper, self_test.read_device(hopper))
     assert line.state == "warn"
     assert line.remedy == "update the GPU's driver, torch and these packages"
 
@@ -131,29 +130,23 @@ def test_slow_attention_with_every_package_installed_has_a_remedy(monkeypatch):
         (10, "fa4 (written for this GPU, not tried): pip install 'nanochat-flows[fa4]'"),
     ],
 )
-def test_the_version_of_flash_attention_that_a_card_lacks_is_named(major, better, monkeypatch):
-    properties = SimpleNamespace(
-        name="a GPU", major=major, minor=0, total_memory=1, multi_processor_count=108
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+def test_the_version_of_flash_attention_that_a_card_lacks_is_named(
+    major, better, gpu_is, monkeypatch
+):
+    device = gpu_is(major)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
 
     def fault(backend, device, dtype):
         return "its package is missing" if backend.name.startswith("fa") else None
 
     monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
-    device = torch.device("cuda", 0)
     line = self_test.attention(device, self_test.read_device(device))
     assert (line.state, line.remedy) == ("ok", better)
 
 
-def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(monkeypatch):
-    properties = SimpleNamespace(
-        name="NVIDIA A100-SXM4-80GB", major=8, minor=0, total_memory=1, multi_processor_count=108
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(gpu_is, monkeypatch):
+    device = gpu_is(8, "NVIDIA A100-SXM4-80GB", multi_processor_count=108)
     monkeypatch.setattr(attention_backends.Backend, "_fault", lambda *_: None)
-    device = torch.device("cuda", 0)
     assert self_test.fp8(device).state == "warn"
     assert "needs compute capability 8.9, this GPU has 8.0" in self_test.fp8(device).found
     line = self_test.attention(device, self_test.read_device(device))

@@ -21,9 +21,10 @@ from nanochat_core.interop.transformers_files import write_transformers_model
 from nanochat_core.interop.transformers_tokenizer import write_transformers_tokenizer
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation, render_for_completion
+from tasks.base import prompt_of
 from tasks.names import TASKS
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
-from tests.unit.nanochat_core.tokenizer.test_chat_tasks import example_of
+from tests.unit.nanochat_core.tokenizer.test_chat import example_of
 
 pytestmark = [
     pytest.mark.torch,
@@ -290,52 +291,22 @@ def test_special_tokens_are_single_ids(fast):
     assert (fast.bos_token_id, fast.eos_token_id) == ends
 
 
-CONVERSATIONS = [
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
-    {
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "  the\n\n12 things "},
-            {"role": "assistant", "content": " theory\n"},
-            {"role": "user", "content": "{{ 7 }} {% if x %}"},
-            {"role": "assistant", "content": ""},
-        ]
-    },
-    {
-        "messages": [
-            {"role": "user", "content": "7 + 5?"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "It is "},
-                    {"type": "python", "text": "7+5"},
-                    {"type": "python_output", "text": "12"},
-                    {"type": "text", "text": "12."},
-                ],
-            },
-        ]
-    },
-]
+SYSTEM = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "  the\n\n12 things "},
+        {"role": "assistant", "content": " theory\n"},
+        {"role": "user", "content": "{{ 7 }} {% if x %}"},
+        {"role": "assistant", "content": ""},
+    ]
+}
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_the_template_renders_what_we_render(fast, conversation):
-    ids, mask = render_conversation(a_tokenizer(), conversation, max_tokens=10**6)
-    got = fast.apply_chat_template(
-        conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
-    )
-    assert got["input_ids"] == ids
-    assert got["assistant_masks"] == mask
-    prompt = fast.apply_chat_template(
-        conversation["messages"][:-1], add_generation_prompt=True, return_dict=True
-    )
-    assert prompt["input_ids"] == render_for_completion(a_tokenizer(), conversation)
-
-
-@pytest.mark.parametrize("name", sorted(TASKS))
-def test_every_tasks_conversations_are_rendered_alike(fast, name):
+@pytest.mark.parametrize("name", ["system", *sorted(TASKS)])
+def test_the_template_renders_what_we_render(fast, name):
     ours = a_tokenizer()
-    for conversation in (example_of(name, seed) for seed in range(PER_TASK)):
+    examples = (example_of(name, seed) for seed in range(PER_TASK)) if name in TASKS else [SYSTEM]
+    for conversation in examples:
         ids, mask = render_conversation(ours, conversation, max_tokens=10**6)
         got = fast.apply_chat_template(
             conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
@@ -343,6 +314,10 @@ def test_every_tasks_conversations_are_rendered_alike(fast, name):
         assert got["input_ids"] == ids
         assert got["assistant_masks"] == mask
         assert any(mask)
+        prompt = fast.apply_chat_template(
+            conversation["messages"][:-1], add_generation_prompt=True, return_dict=True
+        )
+        assert prompt["input_ids"] == render_for_completion(ours, prompt_of(conversation))
 
 
 ASKED = {"role": "user", "content": "x"}

@@ -40,11 +40,9 @@ class Service:
         monkeypatch.setitem(sys.modules, "wandb", module)
 
     def log(self, values, *, step):
-        """A run's method."""
         self._do("log", (step, values))
 
     def finish(self):
-        """A run's method."""
         self._do("finish", None)
 
     def _do(self, name, what):

@@ -38,7 +38,6 @@ class Owner:
         return {"weight/x": self.weight, "step": torch.tensor(3)}
 
     def load(self, read):
-        """Take over a saved state."""
         self.weight.copy_(read("weight/x"))
 
 
@@ -67,12 +66,10 @@ def save_if_due(checkpointer, done, state=None):
 
 
 def steps_in(job):
-    """Steps of the committed checkpoints."""
     return sorted(int(p.parent.name[5:]) for p in job.checkpoints.glob("step-*/COMMIT.json"))
 
 
 def with_resources(job, **resources):
-    """The job with other resources."""
     return replace(job, resources=replace(job.resources, **resources))
 
 
@@ -238,7 +235,6 @@ def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job):
 
 
 def read_steps(metrics, checkpointer, losses, *, start=0):
-    """A loop over these losses."""
     for done, loss in enumerate(losses[start:], start + 1):
         metrics.record(done, torch.tensor(loss))
         yield done  # the optimizer's step

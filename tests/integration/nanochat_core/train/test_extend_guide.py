@@ -16,14 +16,12 @@ GUIDE = Path(__file__).parents[4] / "docs" / "contributing" / "stage.md"
 
 @pytest.fixture
 def text():
-    """The source of the guide's module."""
     (text,) = re.findall(r"```python\n(\"\"\"Stage .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     return text
 
 
 @pytest.fixture
 def stage(text):
-    """The guide's module."""
     module = types.ModuleType("longer")
     exec(compile(text, str(GUIDE), "exec"), module.__dict__)
     return module

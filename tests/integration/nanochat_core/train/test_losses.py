@@ -64,14 +64,6 @@ def take(metrics, done, loss):
     metrics.flush()
 
 
-def test_an_exploding_loss_stops_the_loop_at_the_tenth_step(loop):
-    metrics, _ = loop()
-    for done, loss in enumerate([3.0] * 150 + [40.0] * 9, 1):
-        take(metrics, done, loss)
-    with pytest.raises(StageError, match=r"explodes: 40 at step 159, .* level of 3, and no"):
-        take(metrics, 160, 40.0)
-
-
 def test_a_step_is_reported_with_its_speed_use_and_cost(loop, monkeypatch):
     clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
     monkeypatch.setattr(losses_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -108,20 +100,9 @@ def test_read_late_every_step_is_reported_once_and_in_order(loop, tmp_path):
     assert [(e["step"], e["values"]["loss"]) for e in events] == [(i, i) for i in range(1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("name", "tera"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.0),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA H200", 989.0),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA L40S", 362.0),
-        ("NVIDIA L4", 121.0),
-        ("cpu", None),
-    ],
-)
-def test_the_peak_of_a_gpu_follows_from_its_name(name, tera):
-    assert peak_flops(name) == (None if tera is None else tera * 1e12)
+def test_the_peak_of_a_gpu_is_that_of_bf16_by_its_name():
+    assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_flops("cpu") is None
 
 
 @pytest.mark.parametrize("late", [False, True])

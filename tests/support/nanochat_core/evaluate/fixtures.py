@@ -24,7 +24,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model(tokenizer):
-    """A random model."""
     from tests.support.nanochat_core.random_gpt import random_gpt  # torch is loaded here
 
     return random_gpt(16, 256, num_kv_heads=1, vocab_size=tokenizer.vocab_size)

@@ -112,7 +112,6 @@ class Bench:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the small pipeline."""
         return self.pipeline.config
 
     @property
@@ -189,7 +188,6 @@ class Bench:
 
     @staticmethod
     def losses(job: Job) -> list[float]:
-        """Return the loss of each step."""
         return [values["loss"] for values in Bench.values(job).values()]
 
     @staticmethod
@@ -232,13 +230,11 @@ def are_even(task: str, graded: Sequence[tuple[Any, str]]) -> list[bool]:
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    """The artifacts that all tests share."""
     return Pipeline(tmp_path_factory)
 
 
 @pytest.fixture
 def bench(pipeline: Pipeline, tmp_path: Path) -> Bench:
-    """Jobs in the test's own folder."""
     return Bench(pipeline, tmp_path)
 
 

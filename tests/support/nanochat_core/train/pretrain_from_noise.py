@@ -16,14 +16,12 @@ from nanochat_core.train import pretrain
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Pretrain from such weights."""
     with noise():
         return pretrain.run(job)
 
 
 @contextmanager
 def noise() -> Iterator[None]:
-    """Initial weights have no zeros meanwhile."""
     init_weights = GPT.init_weights
 
     @torch.no_grad()
