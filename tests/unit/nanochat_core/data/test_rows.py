@@ -121,6 +121,11 @@ def test_neighbours_in_the_order_are_near_in_the_file():
     assert len(set((ids // BLOCK_ROWS).tolist())) == 1
     assert ids.tolist() != sorted(ids.tolist())
     assert made.take(ids)[:, 0].tolist() == ids.tolist()
+    order, following = np.split(
+        made.step_ids(0, 16 * BLOCK_ROWS, 42)[::BLOCK_ROWS] // BLOCK_ROWS, 2
+    )
+    assert sorted(order) == sorted(following) == list(range(8))
+    assert (order != following).any()
 
 
 def test_the_order_of_training_stays_what_it_was():
