@@ -315,9 +315,9 @@ def test_the_template_renders_what_we_render(fast, name):
         assert got["assistant_masks"] == mask
         assert any(mask)
         prompt = fast.apply_chat_template(
-            conversation["messages"][:-1], add_generation_prompt=True, return_dict=True
+            prompt_of(conversation)["messages"], add_generation_prompt=True, return_dict=True
         )
-        assert prompt["input_ids"] == render_for_completion(ours, prompt_of(conversation))
+        assert prompt["input_ids"] == render_for_completion(ours, conversation)
 
 
 ASKED = {"role": "user", "content": "x"}
