@@ -1,5 +1,6 @@
 """For all tests: real servers on request, and skips summed up in three lines."""
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -44,7 +45,6 @@ TRANSFORMERS = (
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
 SHARED = pytest.StashKey[Path]()
-UNFREEZE = gc.unfreeze  # which is replaced below
 
 # Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
 # slices take ten times as long. Set before torch is imported; your own setting is kept.
@@ -170,6 +170,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.freeze()
+        # Or DuckDB's bindings print at exit that all their types were leaked.
+        atexit.register(gc.unfreeze)
         gc.unfreeze = lambda: None  # a training loop's end would give it all back
         gc.enable()
 
@@ -202,8 +204,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Let objects be collected again, and stop the servers; their logs stay if a test failed."""
-    UNFREEZE()  # or DuckDB's bindings print at exit that all their types were leaked
+    """Stop the servers; their logs stay if a test failed."""
     shared = session.config.stash[SHARED]
     if hasattr(session.config, "workerinput"):
         return

@@ -9,13 +9,15 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from kubernetes.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 from urllib3.exceptions import HTTPError
 
 from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
+
+if TYPE_CHECKING:  # imported where a cluster is asked: it takes a second
+    from kubernetes.client import ApiClient
 
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # as pods see it
@@ -31,8 +33,10 @@ class Kubernetes:
     """A namespace of a cluster, through its API server."""
 
     def __init__(
-        self, client: ApiClient, namespace: str, *, template: Path, queue: str | None
+        self, client: "ApiClient", namespace: str, *, template: Path, queue: str | None
     ) -> None:
+        from kubernetes.client import CoreV1Api, CustomObjectsApi
+
         # Its calls for JobSets leave it out.
         client.default_headers["Content-Type"] = "application/json"  # pyright: ignore[reportUnknownMemberType]
         self._jobsets = CustomObjectsApi(client)
@@ -122,6 +126,8 @@ class Kubernetes:
 
 def _ask(verb: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return the server's answer; None if there is no such object. Raises GangError."""
+    from kubernetes.client import ApiException
+
     try:
         return verb(*arguments, **options, _request_timeout=_SECONDS)
     except ApiException as raised:

@@ -4,12 +4,11 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.runs import newest_runs
@@ -21,7 +20,11 @@ from tests.support.nanochat_core.data.web_server import WebServer
 from tests.support.nanochat_core.evaluate.core_reference import write_bundle
 from tests.support.nanochat_core.evaluate.gpt2 import write_gpt2
 
-pytestmark = [pytest.mark.prefect, pytest.mark.torch]
+pytestmark = [
+    pytest.mark.prefect,
+    pytest.mark.torch,
+    pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from kubernetes.config import incluster_config
 
 from infra.gangs.open import open_gangs
 from infra.gangs.slurm import Slurm
@@ -28,8 +27,9 @@ def test_a_pod_uses_its_own_cluster_which_may_have_an_address_of_ipv6(
 ) -> None:
     for name, text in (("token", "t"), ("ca.crt", "c"), ("namespace", "nanochat\n")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    own = "kubernetes.config.incluster_config"
+    monkeypatch.setattr(f"{own}.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(f"{own}.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
     monkeypatch.setattr("infra.gangs.kubernetes.NAMESPACE", tmp_path / "namespace")
     monkeypatch.setattr("kubernetes.client.ApiClient", lambda found: found.host)
     monkeypatch.setattr("infra.gangs.kubernetes.Kubernetes", lambda *found, **_: found)
