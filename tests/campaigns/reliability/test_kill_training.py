@@ -45,7 +45,8 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_kills_change_nothing(tmp_path: Path, ranks: int, campaign: Campaign) -> None:
     kills = campaign.trials(8)
-    report = kill_pretraining(tmp_path, kills=kills, ranks=ranks, seed=campaign.seed)
+    make = partial(make_job, inputs=make_inputs(tmp_path / "inputs"), num_steps=250)
+    report = land_kills(make, tmp_path, kills=kills, ranks=ranks, seed=campaign.seed)
     campaign.found(f"{report['kills']} kills, {report['kills_in_a_row']} of them in a row")
     assert report["kills"] >= kills
     assert report["faults"] == []
@@ -105,15 +106,6 @@ def test_a_resumed_job_without_its_optimizer_state_is_noticed(
     assert not any(fault.startswith("step 6 ") for fault in faults)
 
 
-def kill_pretraining(
-    directory: Path, *, kills: int, ranks: int, seed: int, num_steps: int = 250
-) -> dict[str, Any]:
-    """Land so many kills on pretraining; see `land_kills`."""
-    inputs = make_inputs(directory / "inputs")
-    make = partial(make_job, inputs=inputs, num_steps=num_steps)
-    return land_kills(make, directory, kills=kills, ranks=ranks, seed=seed)
-
-
 def land_kills(
     make: Callable[[Path], Job], directory: Path, *, kills: int, ranks: int, seed: int
 ) -> dict[str, Any]:
@@ -131,7 +123,8 @@ def land_kills(
         job = make(directory / f"job-{report['jobs']}")
         place = 0
         while report["kills"] < kills and kill_at_random(job, ranks, moments):
-            before, place = place, newest_step(job)
+            before = place  # the last step that an attempt finished
+            place = max((step for kind, step in reported(job) if kind == "step"), default=0)
             report["kills"] += 1
             report["kills_in_a_row"] += place == before
             report["killed_after_step"].append(place)
@@ -159,11 +152,6 @@ def compare(job: Job, undisturbed: Job) -> list[str]:
                 faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
     faults += [f"{kind} {step} is missing" for kind, step in first.keys() - reported(job).keys()]
     return faults
-
-
-def newest_step(job: Job) -> int:
-    """The last step that an attempt finished."""
-    return max((step for kind, step in reported(job) if kind == "step"), default=0)
 
 
 def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:

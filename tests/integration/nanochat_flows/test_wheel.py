@@ -52,22 +52,19 @@ sys.exit(any([main(["infra", kind, f"{sys.argv[1]}/{kind}"]) for kind in sys.arg
 """
 
 
-def test_it_writes_every_file_of_infra(wheel: Installed, tmp_path: Path) -> None:
-    done = wheel.run("python", "-c", WRITE_INFRA, str(tmp_path), *FOLDERS)
-    assert (done.returncode, done.stderr) == (0, "")
-    for kind, folder in FOLDERS.items():
-        assert files_in(tmp_path / kind) == files_in(ROOT / "infra" / folder)
-
-
-def test_a_checkout_writes_no_file_with_passwords(wheel: Installed, tmp_path: Path) -> None:
-    # python -c imports from the current directory first.
-    checkout = replace(wheel, cwd=wheel.source)
-    done = checkout.run("python", "-c", WRITE_INFRA, str(tmp_path), *FOLDERS)
-    assert (done.returncode, done.stderr) == (0, "")
-    for kind, folder in FOLDERS.items():
-        target = tmp_path / kind
-        written = {path.relative_to(target).as_posix() for path in target.rglob("*.*")}
-        assert written == set(files_in(wheel.source / "infra" / folder))
+def test_it_writes_every_file_of_infra_and_a_checkout_none_with_passwords(
+    wheel: Installed, tmp_path: Path
+) -> None:
+    # In a checkout python -c imports from it, the current directory.
+    for cwd, root in ((wheel.cwd, ROOT), (wheel.source, wheel.source)):
+        made = tmp_path / cwd.name
+        done = replace(wheel, cwd=cwd).run("python", "-c", WRITE_INFRA, str(made), *FOLDERS)
+        assert (done.returncode, done.stderr) == (0, "")
+        for kind, folder in FOLDERS.items():
+            files, target = files_in(root / "infra" / folder), made / kind
+            assert files_in(target) == files
+            written = {path.relative_to(target).as_posix() for path in target.rglob("*.*")}
+            assert written == set(files)
 
 
 def test_it_has_no_file_with_passwords(wheel: Installed) -> None:
