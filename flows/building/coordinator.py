@@ -78,7 +78,6 @@ class Coordinator:
         log: Callable[[str], None],
     ) -> None:
         self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
-        self.lost = threading.Event()  # a node is gone: no checkpoint can be completed
         self._job = job
         self._grace = job.resources.grace_seconds
         self._start = start
@@ -241,8 +240,6 @@ class Coordinator:
             failed_since = failed_since or time.monotonic()
             # Normally our own ranks fail or save first, and that ends the attempt. After this many
             # seconds they have not noticed: gloo and NCCL may block for much longer.
-            if gone:
-                self.lost.set()
             if gone or time.monotonic() - failed_since > self._grace:
                 self.ending.set()
 

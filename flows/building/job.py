@@ -179,7 +179,6 @@ def run_stage(
                         processes=processes,
                         on_event=_follow(context, stage, lease, stopping),
                         stop=coordinator.ending if coordinator else lease.ending,
-                        lost=coordinator.lost if coordinator else None,
                         check=check,
                         root=context.root,
                         rendezvous=coordinator.rendezvous if coordinator else None,

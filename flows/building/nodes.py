@@ -253,7 +253,6 @@ class _Attempt:
         self._heard = threading.Event()  # `_start` is set, or the connection is lost
         self._started = threading.Event()  # `_start` has the rendezvous, or the attempt is over
         self._ending = threading.Event()  # the connection is lost, or the run is stopped
-        self._lost = threading.Event()  # the connection is lost: no checkpoint can be completed
 
     def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> bool:
         """Run this node's ranks, unless node 0 gives the attempt up before they start.
@@ -346,7 +345,6 @@ class _Attempt:
                 processes=processes,
                 on_event=lambda event: self._context.watch(self._identity.stage, event),
                 stop=self._ending,
-                lost=self._lost,
                 check=check,
                 root=self._context.root,
                 rendezvous=rendezvous,
@@ -363,7 +361,6 @@ class _Attempt:
                 self._heard.set()
                 if start.endpoint or start.refused:
                     self._started.set()
-        self._lost.set()
         self._ending.set()
         self._heard.set()
         self._started.set()

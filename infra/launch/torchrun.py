@@ -16,7 +16,6 @@ import site
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
@@ -26,7 +25,7 @@ from infra.launch.earlier import earlier_workers_ended
 from infra.launch.fitting import note_too_large
 from infra.launch.rendezvous import Rendezvous
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
-from infra.polling import MARGIN_SECONDS, POLL_SECONDS
+from infra.polling import POLL_SECONDS
 from nanochat_core.errors import OutOfMemory, StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_heartbeats
@@ -64,7 +63,6 @@ def run_job(
     processes: int,
     on_event: OnEvent,
     stop: threading.Event | None = None,
-    lost: threading.Event | None = None,
     check: Callable[[], None] = lambda: None,
     root: Path | None = None,
     steps: int | None = None,
@@ -75,21 +73,19 @@ def run_job(
     The job resumes from what an unfinished attempt left in its directory. Setting `stop`, in
     `on_event` or from another thread, ends the job as SIGTERM would. Any exception while the
     workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of `check`, which is called
-    all the time and at the end) stops them before it is raised. Once `lost` is set ranks of other
-    machines are gone, nothing more can be saved, and ranks that are being stopped have
-    MARGIN_SECONDS left instead of the resources' grace. With `root` the workers run the code of
-    the repository in that directory. With `steps` they are interrupted after so many steps, their
-    state saved, unless they finish earlier. With a `rendezvous` they are this machine's part of a
-    job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
-    result means that the ranks here ended well, and JobFailed that they did not: node 0 has the
-    reason.
+    all the time and at the end) stops them before it is raised. With `root` the workers run the
+    code of the repository in that directory. With `steps` they are interrupted after so many steps,
+    their state saved, unless they finish earlier. With a `rendezvous` they are this machine's part
+    of a job of several machines, `processes` on each. Only node 0 has the result; elsewhere an
+    empty result means that the ranks here ended well, and JobFailed that they did not: node 0 has
+    the reason.
 
     Raises StageInterrupted if the job saved and stopped, JobFailed if it broke or made no progress
     for the resources' `hang_seconds`, OutOfMemory if half the device batch may fit, and StageError
     with the worker's own message and hint for an error that a person can repair.
     """
     assert processes >= 1, processes
-    stop, lost = stop or threading.Event(), lost or threading.Event()
+    stop = stop or threading.Event()
     job.directory.mkdir(parents=True, exist_ok=True)
     path = job.write()
 
@@ -127,12 +123,8 @@ def run_job(
             worker_log,
             look,
             stop,
-            lost,
             grace=job.resources.grace_seconds,
         )
-    if lost.is_set():  # a rank may wait for the others' files, and not end with its torchrun
-        with earlier_workers_ended(job, log, threading.Event(), seconds=0.0):
-            pass
     if first_rank and not returncode:
         return Result(status="finished", metrics={})
     # A signal from elsewhere ends a job that is alone; one of several machines is lost by it.
@@ -218,7 +210,6 @@ def _supervise(
     log: IO[bytes],
     look: Callable[[], None],
     stop: threading.Event,
-    lost: threading.Event,
     *,
     grace: float,
 ) -> int:
@@ -235,31 +226,23 @@ def _supervise(
                 process.wait(POLL_SECONDS)
                 break
         else:
-            _end(process, grace, lost)
+            _end(process, grace)
         look()  # once more, for the events of the last moment
     except BaseException:
-        _end(process, grace, lost)
+        _end(process, grace)
         raise
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], grace: float, lost: threading.Event) -> None:
-    """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it.
-
-    Once `lost` is set, wait for MARGIN_SECONDS at most.
-    """
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it."""
     if process.poll() is not None:
         return
     process.terminate()
     # torchrun passes SIGTERM on to its ranks, and kills them a little earlier.
-    limit = time.monotonic() + grace
     try:
-        while process.poll() is None and time.monotonic() < limit:
-            if lost.is_set():
-                limit = min(limit, time.monotonic() + MARGIN_SECONDS)
-                lost = threading.Event()  # the limit is set once
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace)
     finally:  # too slow, or a second Ctrl-C
         if process.poll() is None:
             process.kill()

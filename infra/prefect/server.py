@@ -14,7 +14,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -47,7 +47,7 @@ class Server:
     """A Prefect server on this machine."""
 
     port: int
-    pid: int  # 0 after it was stopped; the home keeps its address
+    pid: int
     start: str  # distinguishes the process from a later one with its number
 
     @property
@@ -133,12 +133,12 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
 
 
 def _check_not_restarted(home: Path) -> None:
-    supervisor, last = find_supervisor(home), find_record(home)
-    if supervisor is None or supervisor.pid == os.getpid() or last is None or not last.pid:
+    supervisor = find_supervisor(home)
+    if supervisor is None or supervisor.pid == os.getpid():
         return
     raise ServerError(
-        f"the Prefect server has ended, and process {supervisor.pid}, `nanochat up`, restarts it",
-        hint="give the same command again in some seconds",
+        f"no Prefect server runs here, and process {supervisor.pid}, `nanochat up`, starts it",
+        hint="give the same command again in some seconds, or with the PREFECT_API_URL of `up`",
     )
 
 
@@ -213,19 +213,7 @@ def stop_server(home: Path) -> bool:
     if (process := server.process) is not None:
         end_process(process, SECONDS_TO_DIE)
     find_server(home)  # collects it, if it is a child of this process
-    write_record(home, replace(server, pid=0, start=""))
     return True
-
-
-def forget_dead_server(home: Path) -> None:
-    """Record that no process restarts the home's own server, unless it runs.
-
-    Raises ServerError if the record cannot be written.
-    """
-    last = find_record(home)
-    if last is not None and find_server(home) is None:
-        with writing(server_path(home), ServerError):
-            write_record(home, replace(last, pid=0, start=""))
 
 
 def end_process(process: psutil.Process, seconds: float) -> None:

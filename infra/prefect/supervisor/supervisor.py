@@ -25,7 +25,6 @@ from infra.prefect.server import (
     PORTS,
     client_environment,
     find_server,
-    forget_dead_server,
     own_environment,
     shared_server,
     start_server,
@@ -100,7 +99,6 @@ class Supervisor:
         """Start the server and register; return the API's address, early if a signal came."""
         if self._shared is not None:
             check_answers(self._shared)
-            forget_dead_server(self._home)  # which this supervisor does not restart
             return self._shared
         server = start_server(self._home, ports=self._ports, guarded=self._guarded)
         # From now on it has this port alone: that is the address which workers have.

@@ -4,16 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
-from typing import Any
 
 import psutil
 import pytest
 
 from flows.building.retry import is_retryable
 from infra.launch.fitting import fitting
-from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.launch.torchrun import JobFailed
 from nanochat_core.errors import OutOfMemory
 from nanochat_core.job import Result
 from tests.support.flows.waiting import wait_until
@@ -136,36 +134,3 @@ def test_a_rank_that_starts_late_leaves_the_error_of_one_that_failed(
 
     assert (job.directory / "error.json").exists() == launched
     assert (job.directory / "result.json").exists()
-
-
-@pytest.mark.timeout(300)
-def test_ranks_that_wait_for_lost_ones_do_not_get_the_whole_grace(jobs: ToyJobs) -> None:
-    job = jobs.make("""
-import os
-import time
-
-from nanochat_core.runtime.interrupt import STOP
-from nanochat_core.runtime.progress import Progress
-
-
-def run(job):
-    rank = os.environ["RANK"]
-    with STOP.deferred():  # as rank 0 that waits for the others' files
-        (job.directory / f"pid-{rank}").write_text(str(os.getpid()))
-        Progress(job.events, active=rank == "0").start(1000)
-        time.sleep(100_000)
-""")
-    job = replace(job, resources=replace(job.resources, grace_seconds=100_000.0))
-    stop, lost = threading.Event(), threading.Event()
-
-    def on_event(event: Any) -> None:
-        if event["kind"] == "start":
-            lost.set()
-            stop.set()
-
-    with pytest.raises(StageInterrupted):
-        jobs.run(job, 2, on_event=on_event, stop=stop, lost=lost)
-    pids = [int(path.read_text()) for path in job.directory.glob("pid-*")]
-    assert pids
-    left = [process for process in psutil.process_iter(["status"]) if process.pid in pids]
-    assert not [p for p in left if p.info["status"] != psutil.STATUS_ZOMBIE]

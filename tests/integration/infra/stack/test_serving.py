@@ -20,12 +20,9 @@ from infra.prefect import server as server_module
 from infra.prefect.access import AUTH, ServerError
 from infra.prefect.server import (
     Server,
-    find_record,
     find_server,
     start_server,
     stop_server,
-    wait_for_server,
-    write_record,
 )
 from infra.prefect.supervisor import supervisor as supervisor_module
 from infra.prefect.supervisor.supervisor import Supervisor
@@ -244,21 +241,6 @@ def test_a_signal_ends_the_registration(tmp_path: Path) -> None:
     supervise(tmp_path, said=[], register=(PYTHON, "-c", waits)).run(lambda api_url: None)
     work.join()
     assert seen
-
-
-def test_a_supervisor_of_a_shared_server_restarts_no_server_of_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    another, home = tmp_path / "another", tmp_path / "home"
-    server = start_server(another, ports=[quiet_port()])
-    wait_for_server(another, server)
-    write_record(home, Server(port=1, pid=os.getpid(), start="of one that ended"))
-    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-
-    once_up(supervise(home, said=[]), threading.Thread())
-
-    assert find_record(home) == Server(port=1, pid=0, start="")
-    stop_server(another)
 
 
 @pytest.mark.parametrize(
