@@ -126,18 +126,11 @@ def _read(deployment: DeploymentResponse) -> Wanted | None:
 
 
 def _schedule(cron: str, timezone: str) -> CronSchedule:
-    # First without the time zone, so that the error names the part that is wrong.
-    try:
-        CronSchedule(cron=cron, timezone=None)
-    except ValueError:
-        raise ConfigError(
-            f"'{cron}' is not a schedule",
-            hint='minute, hour, day, month, weekday: "0 3 * * *" is every night at three',
-        ) from None
     try:
         return CronSchedule(cron=cron, timezone=timezone)
     except ValueError:
         raise ConfigError(
-            f"there is no time zone '{timezone}'",
-            hint="for example UTC or Europe/Berlin",
+            f"'{cron}' is not a schedule, or '{timezone}' no time zone",
+            hint='minute, hour, day, month, weekday: "0 3 * * *" is every night at three; zones '
+            "are like UTC or Europe/Berlin",
         ) from None

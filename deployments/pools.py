@@ -7,12 +7,11 @@ into its template, and missing queues are created. What a person set there stays
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.workers.process import ProcessWorker
 
 from infra.placement import CPU_POOL
@@ -95,14 +94,7 @@ def _make_queue(client: SyncPrefectClient, pool: Pool, name: str, priority: int)
     An existing queue keeps its priority, which a person may have changed.
     """
     try:
-        client.request(
-            "POST",
-            "/work_pools/{work_pool_name}/queues",
-            path_params={"work_pool_name": pool.name},
-            json={"name": name, "priority": priority},
-        )
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code != HTTPStatus.CONFLICT:
-            raise
+        client.create_work_queue(name, priority=priority, work_pool_name=pool.name)
+    except ObjectAlreadyExists:
         return False
     return True

@@ -170,15 +170,15 @@ class Coordinator:
 
     def _accept(self, listener: socket.socket, over: threading.Event) -> None:
         silence = self._terms.ttl / 2
-        for link in accept_links(
-            listener, secret=self._lease.record.owner, silence=silence, over=over
-        ):
+        for link in accept_links(listener, silence=silence, over=over):
             threading.Thread(target=self._hear, args=(link,), daemon=True).start()
 
     def _hear(self, link: Link) -> None:
-        """Take the messages of one connection, which sent the secret, until it ends."""
+        """Take the messages of one connection until it ends; close it unless it has the secret."""
         peer: _Peer | None = None
         try:
+            if not link.begins_with(self._lease.record.owner):
+                return
             link.send(asdict(self._start))
             while True:
                 status = read_message(Status, link.receive())

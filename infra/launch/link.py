@@ -12,17 +12,12 @@ import hmac
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from multiprocessing.connection import wait
 from typing import Any, cast
 
 from infra.polling import ANSWER_SECONDS, POLL_SECONDS
 
 _LONGEST = 2**16  # bytes of a line
-# Connections that have not sent the secret: at most so many, each at most so long. Nodes send it at
-# once, so only a flood of connections within one round trip could keep a node out.
-MAX_UNKNOWN = 64
 
 
 class LinkLost(Exception):
@@ -38,6 +33,19 @@ class Link:
         self._lines = connection.makefile("rb")
         self._silence = silence
         self._sending = threading.Lock()
+
+    def begins_with(self, secret: str) -> bool:
+        """Return whether the connection begins with the secret, for which this waits a while."""
+        expected = _first_line(secret)
+        self._connection.settimeout(ANSWER_SECONDS)
+        try:
+            # No byte more: what follows the secret is the first message.
+            received = self._lines.read(len(expected))
+            self._connection.settimeout(self._silence)
+        except OSError:  # silent, or gone
+            return False
+        # In one comparison of constant time: no prefix can be guessed by itself.
+        return hmac.compare_digest(received, expected)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; an empty one is a sign of life. That the link is lost shows `receive`."""
@@ -80,49 +88,13 @@ def open_link(endpoint: str, *, secret: str, silence: float) -> Link | None:
 
 
 def accept_links(
-    listener: socket.socket, *, secret: str, silence: float, over: threading.Event
+    listener: socket.socket, *, silence: float, over: threading.Event
 ) -> Iterator[Link]:
-    """Yield a link for each connection that begins with the secret, until `over` is set.
-
-    Another is closed: when it has sent as many bytes as the secret has or has ended, after
-    ANSWER_SECONDS, or as the oldest of more than MAX_UNKNOWN. Nothing is sent to it.
-    """
-    expected = _first_line(secret)
-    listener.setblocking(False)
-    unknown: dict[socket.socket, tuple[float, bytes]] = {}  # deadline and bytes so far, by age
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: [connection.close() for connection in unknown])
-        while not over.is_set():
-            ready = cast("list[socket.socket]", wait([listener, *unknown], POLL_SECONDS))
-            for connection in ready:
-                if connection is listener:
-                    with contextlib.suppress(OSError):  # it has ended already
-                        unknown[listener.accept()[0]] = (time.monotonic() + ANSWER_SECONDS, b"")
-                    continue
-                deadline, received = unknown[connection]
-                # No byte more: what follows the secret is the first message.
-                data = _receive(connection, len(expected) - len(received))
-                unknown[connection] = (deadline, received + data)
-                if data and len(received + data) < len(expected):
-                    continue
-                del unknown[connection]
-                # In one comparison of constant time: no prefix can be guessed by itself.
-                if hmac.compare_digest(received + data, expected):
-                    yield Link(connection, silence=silence)
-                else:
-                    connection.close()
-            for connection, (deadline, _) in list(unknown.items()):
-                if time.monotonic() > deadline or len(unknown) > MAX_UNKNOWN:
-                    del unknown[connection]
-                    connection.close()
-
-
-def _receive(connection: socket.socket, most: int) -> bytes:
-    """Return the bytes that have arrived; empty if the connection has ended."""
-    try:
-        return connection.recv(most, socket.MSG_DONTWAIT)
-    except OSError:
-        return b""
+    """Yield a link for each connection, of a node or not (`Link.begins_with`), until `over`."""
+    listener.settimeout(POLL_SECONDS)
+    while not over.is_set():
+        with contextlib.suppress(OSError):  # none came, or it has ended already
+            yield Link(listener.accept()[0], silence=silence)
 
 
 def _first_line(secret: str) -> bytes:
