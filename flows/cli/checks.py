@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
 from infra.prefect.access import ServerError, check_answers
 from infra.prefect.server import adopt_password, find_server, find_supervisor, shared_server
-from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
 from nanochat_core.engine.native.build import unable_here
@@ -219,26 +218,6 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
         f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
         f"d12 and larger {DISK_WANTED // GIB} GiB or more",
     )
-
-
-def check_writes(store: Store) -> Finding:
-    """Check that the store takes an object conditionally, returns the same bytes, deletes it."""
-    # A key of its own per check, so that two machines checking one store do not collide.
-    key = f"doctor/{uuid.uuid4().hex}"
-    data = uuid.uuid4().bytes
-    try:
-        store.put_if_absent(key, data)  # refused by a store without atomic conditions
-        same = store.get(key) == data
-        store.delete(key)
-    except NanochatError as error:
-        return _fail("store", str(error), error.hint)
-    if not same:
-        return _fail(
-            "store",
-            f"{store.url} returned other bytes than were put",
-            "use another store: --store or NANOCHAT_STORE",
-        )
-    return _ok("store", f"{store.url}: put, get and delete work")
 
 
 def try_store(url: str) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import shlex
 import time
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -137,12 +138,16 @@ def is_recorded(store: Store, name: str, planned: Plan) -> bool:
 
 
 def check_room(home: Path, store: Store) -> None:
-    """Raise ConfigError if the disk is too full for any run, or the store refuses to be written."""
-    from flows.cli.checks import check_home, check_writes
+    """Raise ConfigError if the disk is too full for any run, StoreError if the store refuses."""
+    from flows.cli.checks import check_home
+    from infra.storage.s3.probe import TRIALS
 
-    for check in (check_home(home), check_writes(store)):
-        if check.state == "fail":
-            raise ConfigError(check.found, hint=check.remedy)
+    if (found := check_home(home)).state == "fail":
+        raise ConfigError(found.found, hint=found.remedy)
+    store.check_conditions()
+    key = f"{TRIALS}/{uuid.uuid4().hex}"
+    store.put(key, b"")
+    store.delete(key)
 
 
 @contextlib.contextmanager
