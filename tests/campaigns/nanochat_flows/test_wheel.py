@@ -4,9 +4,7 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +17,8 @@ import pytest
 from flows.stages import STAGES
 from nanochat_flows.packages import PACKAGES
 from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
+from tests.support.flows.waiting import wait_until
+from tests.support.infra.ports import quiet_port
 from tests.support.installed import Installed, wheel
 
 __all__ = ["wheel"]
@@ -63,18 +63,14 @@ def test_a_small_run_ends_with_a_report_card_and_a_model_that_answers(elsewhere:
 @contextmanager
 def serving(installed: Installed, model: str) -> Iterator[str]:
     """`nanochat serve` as long as the block lasts; gives its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_port()
     command = [str(installed.bin / "nanochat"), "serve", model, "--port", str(port)]
     environment = os.environ | {"NANOCHAT_HOME": str(installed.home)}
     process = subprocess.Popen(command, cwd=installed.cwd, env=environment)
     try:
-        url, until = f"http://127.0.0.1:{port}", time.monotonic() + SECONDS_TO_LOAD
-        while not is_ready(url):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: process.poll() is not None or is_ready(url), seconds=SECONDS_TO_LOAD)
+        assert process.poll() is None
         yield url
     finally:
         process.send_signal(signal.SIGINT)

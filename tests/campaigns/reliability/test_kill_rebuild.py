@@ -20,7 +20,6 @@ from infra.storage.local import LocalStore
 from tests.campaigns.end_to_end.small import DEPTH, SETTINGS
 from tests.support.campaigns import Campaign
 from tests.support.reliability import kills
-from tests.support.reliability.kills import NANOCHAT
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
@@ -39,7 +38,7 @@ DAY = 86400.0
 
 
 def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign: Campaign) -> None:
-    home = Home(tmp_path / "home")
+    home = Tagged(tmp_path / "home")
     home.run(*RUN)
     home.tag()
     home.model = home.fetch("before")
@@ -70,26 +69,11 @@ def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign:
     campaign.found(dict(met))
 
 
-class Home:
+class Tagged(kills.Home):
     """A home with a tagged run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_revoked = False
-        self.model: dict[str, str] | None = None  # file -> sha256, of the model that the tag means
-
-    def run(self, *argv: str, code: int | None = 0) -> str:
-        """Run a command to its end; return what it printed."""
-        done = subprocess.run(
-            [NANOCHAT, *argv, "--home", self.path],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert code is None or done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+    is_revoked = False
+    model: dict[str, str] | None = None  # file -> sha256, of the model that the tag means
 
     def tag(self) -> None:
         """Point the tag at the newest finished run; it named what was revoked until now."""
@@ -123,7 +107,7 @@ class Home:
 
     def end(self, argv: list[str], how: signal.Signals, *, after: float, trial: int) -> str:
         """Start a command, look at the model, end it; return what happened."""
-        process = kills.Home(self.path).start(argv)
+        process = self.start(argv)
         began = time.monotonic()
         if trial % 2:
             time.sleep(after / 2)

@@ -3,8 +3,6 @@
 The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills.
 """
 
-import contextlib
-import json
 import random
 import shutil
 import time
@@ -15,7 +13,7 @@ import pytest
 
 from tests.support.campaigns import Campaign
 from tests.support.reliability.kills import Home, processes_of
-from tests.support.reliability.small_training import CLOCKS
+from tests.support.reliability.small_training import values_in
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
@@ -99,12 +97,5 @@ def only_manifests(home: Home) -> dict[str, dict[str, Any]]:
 
 def losses(manifest: dict[str, Any]) -> dict[tuple[str, int], dict[str, float]]:
     """Return the last values of every (kind, step) in a stage's log, clocks left out."""
-    values: dict[tuple[str, int], dict[str, float]] = {}
-    for log in sorted(manifest["directory"].rglob("events.jsonl")):
-        for line in log.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if event["kind"] in ("step", "eval"):
-                    kept = {k: v for k, v in event["values"].items() if k not in CLOCKS}
-                    values[event["kind"], event["step"]] = kept
-    return values
+    logs = sorted(manifest["directory"].rglob("events.jsonl"))
+    return {place: values[-1] for place, values in values_in(*logs).items()}

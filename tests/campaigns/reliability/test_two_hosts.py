@@ -16,11 +16,13 @@ import pytest
 
 from flows.cli.train.stage import LOST
 from infra.launch.torchrun import run_job
+from tests.support.flows.waiting import wait_until
 from tests.support.reliability.small_training import digests
 from tests.support.reliability.two_hosts import (
     LARGE_VOCAB,
     SAVE_EVERY,
     Host,
+    Hosts,
     reference,
     two_hosts,
     why_not,
@@ -46,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host, Callable[[], dict[str, Any]]]]:
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
     with two_hosts(tmp_path) as found:
         yield found
 
@@ -55,16 +57,16 @@ def tell(figures: str) -> None:
     sys.stdout.write(f"\n{figures}\n")
 
 
-def start(host: Host, node: int) -> None:
-    host.start(words(num_steps=STEPS))
+def start(*hosts: Host) -> None:
+    for host in hosts:
+        host.start(words(num_steps=STEPS))
 
 
 def until(is_true: Callable[[], Any], *hosts: Host) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_true():
-        if time.monotonic() > deadline:
-            raise AssertionError("\n".join(host.log.read_text() for host in hosts))
-        time.sleep(0.1)
+    try:
+        wait_until(is_true, seconds=SECONDS, every=0.1)
+    except AssertionError as error:
+        raise AssertionError("\n".join(host.log.read_text() for host in hosts)) from error
 
 
 def step_of(host: Host) -> int:
@@ -72,8 +74,7 @@ def step_of(host: Host) -> int:
 
 
 def train_past_a_checkpoint(a: Host, b: Host, look: Callable[[], dict[str, Any]]) -> None:
-    start(a, 0)
-    start(b, 1)
+    start(a, b)
     until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
 
 
@@ -91,15 +92,17 @@ def seconds_to_training(host: Host, since: float) -> float:
     return started[0] - since
 
 
-def finish(a: Host, b: Host) -> None:
-    """Both commands end well."""
+def finish(hosts: Hosts, whole: dict[str, str]) -> None:
+    """Both commands end well, with the files that one host makes."""
+    a, b, look = hosts
     for host in (a, b):
         code = host.wait(SECONDS)
         assert code == 0, a.log.read_text() + b.log.read_text()
+    assert look()["files"] == whole
 
 
 def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+    hosts: Hosts, whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
     train_past_a_checkpoint(a, b, look)
@@ -111,12 +114,10 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     assert said.splitlines()[-1].startswith("hint: "), said  # after the log of the rank that saw it
     saved = look()
     assert len(saved["parts"]) >= 2, saved  # of both hosts, and the job's records
-    start(a, 0)  # as the caller of the stage would
-    start(b, 1)
+    start(a, b)  # as the caller of the stage would
     back = seconds_to_training(a, lost)
-    finish(a, b)
+    finish(hosts, whole)
     found = look()
-    assert found["files"] == whole
     assert not found["checkpoints"]
     first, second = found["segments"]
     assert (first["nodes"], second["nodes"], second["processes"]) == (2, 2, 2)
@@ -124,23 +125,20 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the loss")
 
 
-def test_node_0_that_is_lost_is_waited_for(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
-) -> None:
+def test_node_0_that_is_lost_is_waited_for(hosts: Hosts, whole: dict[str, str]) -> None:
     a, b, look = hosts
     train_past_a_checkpoint(a, b, look)
     lost = time.time()
     a.kill()
-    start(a, 0)
+    start(a)
     back = seconds_to_training(a, lost)
     assert b.runs == 1  # the same command has waited
-    finish(a, b)
-    assert look()["files"] == whole
+    finish(hosts, whole)
     tell(f"training again {back:.1f} s after the loss of node 0")
 
 
 def test_another_machine_takes_the_place_of_a_lost_node_0(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+    hosts: Hosts, whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
     train_past_a_checkpoint(a, b, look)
@@ -148,17 +146,16 @@ def test_another_machine_takes_the_place_of_a_lost_node_0(
     lost = time.time()
     a.kill()
     a.replace()
-    start(a, 0)
+    start(a)
     back = seconds_to_training(a, lost)
     assert b.runs == 1
     assert [e["step"] for e in a.events() if e["kind"] == "start"][-1] >= saved
-    finish(a, b)
-    assert look()["files"] == whole
+    finish(hosts, whole)
     tell(f"training again {back:.1f} s after the loss, on another machine")
 
 
 def test_a_host_that_falls_silent_is_noticed_and_comes_back(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+    hosts: Hosts, whole: dict[str, str]
 ) -> None:
     a, b, look = hosts
     train_past_a_checkpoint(a, b, look)
@@ -168,20 +165,16 @@ def test_a_host_that_falls_silent_is_noticed_and_comes_back(
     noticed = time.time() - lost
     assert "is silent for" in a.log.read_text()
     b.plug("up")
-    start(a, 0)
+    start(a)
     back = seconds_to_training(a, lost)
     assert b.runs == 1
-    finish(a, b)
-    assert look()["files"] == whole
+    finish(hosts, whole)
     tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the cable was pulled")
 
 
-def test_a_stop_of_either_host_saves_on_both(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
-) -> None:
+def test_a_stop_of_either_host_saves_on_both(hosts: Hosts, whole: dict[str, str]) -> None:
     a, b, look = hosts
-    start(a, 0)
-    start(b, 1)
+    start(a, b)
     until(lambda: step_of(a) > 5, a, b)
     assert b.process is not None
     b.process.send_signal(signal.SIGTERM)
@@ -194,21 +187,19 @@ def test_a_stop_of_either_host_saves_on_both(
     saved = look()
     assert saved["step"] == stopped  # not only what was due
     assert any("/parts-" in key for key in saved["keys"])
-    start(a, 0)
-    start(b, 1)
+    start(a, b)
     until(lambda: step_of(a) > stopped + 5, a, b)
     assert a.process is not None
     a.process.send_signal(signal.SIGTERM)
     assert a.wait(60) == 130, a.log.read_text()
     assert look()["step"] == step_of(a)
-    start(a, 0)
-    finish(a, b)
-    assert look()["files"] == whole
+    start(a)
+    finish(hosts, whole)
 
 
 @pytest.mark.parametrize("slow", ["both", "node 0"])
 def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
-    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str], slow: str
+    hosts: Hosts, whole: dict[str, str], slow: str
 ) -> None:
     a, b, look = hosts
     for host in (a, b) if slow == "both" else (a,):
@@ -218,8 +209,7 @@ def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
     steps: set[int] = set()
     while a.process is not None and a.process.poll() is None:
         steps.add(look().get("step", 0))
-    finish(a, b)
-    assert look()["files"] == whole
+    finish(hosts, whole)
     assert len(steps) > 3, steps  # checkpoints have arrived all the time
     tell(f"slow: {slow}; checkpoints seen in the store: {sorted(steps)}")
 

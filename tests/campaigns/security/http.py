@@ -7,7 +7,7 @@ client, a name, body or sender that is not refused, and anything in the server's
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row, row_of
 from tests.support.nanochat_core.server.hostile_http import try_what_is_refused
 from tests.support.nanochat_core.server.live import FAKE, wait_until
 from tests.support.nanochat_core.server.process import Apart, serving_apart
@@ -28,8 +28,7 @@ def run(seed: int, *, count: int = REQUESTS, maker: str = FAKE) -> list[Row]:
             rows.append(_refusals(server))
     except AssertionError as error:  # the server ended, or wrote to its log
         wrote = str(error).strip() or "the server ended"
-        seconds = time.monotonic() - began
-        rows.append(Row(part="http, server", attempts=1, got_through=(wrote,), seconds=seconds))
+        rows.append(row("http, server", 1, [wrote], began=began))
     return rows
 
 
@@ -40,20 +39,11 @@ def _fuzz(server: Apart, seeds: range) -> Row:
     wait_until(lambda: server.is_idle)
     restarts = sum(worker["restarts"] for worker in server.get("/stats")["workers"])
     wrong = [*volley.wrong, *[f"{restarts} restarts of the engine"] * bool(restarts)]
-    return Row(
-        part=f"http, requests from seeds ({volley.brought} brought their own canary)",
-        attempts=volley.sent,
-        got_through=tuple(wrong),
-        seconds=time.monotonic() - began,
-    )
+    part = f"http, requests from seeds ({volley.brought} brought their own canary)"
+    return row(part, volley.sent, wrong, began=began)
 
 
 def _refusals(server: Apart) -> Row:
     began = time.monotonic()
     outcome = try_what_is_refused(server.port)
-    return Row(
-        part="http, foreign names, large bodies, slow senders",
-        attempts=len(outcome),
-        got_through=tuple(f"{name}: {what}" for name, what in outcome.items() if what),
-        seconds=time.monotonic() - began,
-    )
+    return row_of("http, foreign names, large bodies, slow senders", outcome, began=began)

@@ -30,7 +30,7 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row
 
 Trial: TypeAlias = Callable[[Path, random.Random], None]
 
@@ -390,5 +390,4 @@ def run(seed: int) -> list[Row]:
     torch.set_num_threads(1)  # no thread of torch's may be alive in a fork
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         through = try_all(Path(folder), attempts=ATTEMPTS, seed=seed)
-    seconds = time.monotonic() - started
-    return [Row(part="model", attempts=ATTEMPTS, got_through=tuple(through), seconds=seconds)]
+    return [row("model", ATTEMPTS, through, began=started)]

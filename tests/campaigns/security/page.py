@@ -10,7 +10,7 @@ import time
 
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row
 from tests.support.browser.chat import ask, questions
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
 from tests.support.browser.fixtures import DESKTOP, PATIENCE, WATCH, Complaints, watch
@@ -44,14 +44,7 @@ def run(texts: list[str] | None = None, *, flaw: str = "") -> list[Row]:
             browser.close()
     finally:
         thread.close()
-    return [
-        Row(
-            part="page, renderings in Chromium",
-            attempts=RENDERINGS * len(texts),
-            got_through=tuple(through),
-            seconds=time.monotonic() - began,
-        )
-    ]
+    return [row("page, renderings in Chromium", RENDERINGS * len(texts), through, began=began)]
 
 
 def _converse(context: BrowserContext, server: ScriptedServer, texts: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row_of
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.stack.attempts import (
     csrf_token,
@@ -49,10 +49,4 @@ def run() -> list[Row]:
 def attempt(part: str, tries: Callable[[], dict[str, str]]) -> Row:
     """Return the row of some attempts, which give what got through by their names."""
     began = time.monotonic()
-    outcome = tries()
-    return Row(
-        part=f"prefect, {part}",
-        attempts=len(outcome),
-        got_through=tuple(f"{name}: {what}" for name, what in outcome.items() if what),
-        seconds=time.monotonic() - began,
-    )
+    return row_of(f"prefect, {part}", tries(), began=began)

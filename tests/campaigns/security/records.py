@@ -30,7 +30,7 @@ from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import held_lease, lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row
 from tests.support.flows.house import build
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -224,7 +224,7 @@ def _run(directory: Path, seed: int, rounds: int, commands: Sequence[Sequence[st
     place = next(key for key in records if key.startswith("midtrain/")).rpartition("/")[0]
     through: list[str] = []
     attempts = 0
-    with _environment(home=directory / "home", store=store):
+    with environment(directory / "home", NANOCHAT_STORE=store.url):
         untouched = {tuple(command): ask(command) for command in commands}
 
         def look(what: str, record: str, *, is_none: bool) -> None:
@@ -249,17 +249,18 @@ def _run(directory: Path, seed: int, rounds: int, commands: Sequence[Sequence[st
             path.write_bytes(b"x")
             look("is there", key, is_none=False)
             path.unlink()
-    seconds = time.monotonic() - began
-    return Row(part="records", attempts=attempts, got_through=tuple(through), seconds=seconds)
+    return row("records", attempts, through, began=began)
 
 
 @contextlib.contextmanager
-def _environment(*, home: Path, store: LocalStore) -> Iterator[None]:
-    """Let the commands of this process use this home and this store."""
+def environment(home: Path, **variables: str) -> Iterator[None]:
+    """Let the commands of this process use this home, where they also write, and variables."""
     before = dict(os.environ)
-    os.environ |= {"NANOCHAT_HOME": str(home), "NANOCHAT_STORE": store.url, "NO_COLOR": "1"}
+    home.mkdir(exist_ok=True)
+    os.environ |= {"NANOCHAT_HOME": str(home), "NO_COLOR": "1", **variables}
     try:
-        yield
+        with contextlib.chdir(home):
+            yield
     finally:
         os.environ.clear()
         os.environ |= before

@@ -24,7 +24,7 @@ from pathlib import Path
 from tasks.sandbox import backends, process
 from tasks.sandbox.process import Check, Verdict
 from tasks.sandbox.run import protections, run_untrusted
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.rows import Row, row
 from tests.support.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
 from tests.support.tasks.sandbox_forgeries import (
     DECEIVED,
@@ -203,8 +203,8 @@ def run_copy(copy: Path, wall: str, user: int) -> Row | None:
     if done.returncode == NO_SUCH_WALL:
         return None
     done.check_returncode()
-    row = json.loads(done.stdout)
-    return Row(**{**row, "got_through": tuple(row["got_through"])})
+    found = json.loads(done.stdout)
+    return Row(**{**found, "got_through": tuple(found["got_through"])})
 
 
 def main() -> int:
@@ -220,13 +220,8 @@ def main() -> int:
         wrong = pool.map(lambda name: gone_wrong(name, fill), todo)
         through = [f"{name}: {what}" for name, what in zip(todo, wrong, strict=True) if what]
         through += [f"process {number} is left" for number in processes_of(fill("MARK"))]
-    row = Row(
-        part=f"sandbox, {wall}, user {os.geteuid()}",
-        attempts=len(todo),
-        got_through=tuple(through),
-        seconds=time.monotonic() - started,
-    )
-    print(json.dumps(dataclasses.asdict(row)))
+    found = row(f"sandbox, {wall}, user {os.geteuid()}", len(todo), through, began=started)
+    print(json.dumps(dataclasses.asdict(found)))
     return 0
 
 

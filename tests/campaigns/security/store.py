@@ -12,12 +12,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from infra.storage.base import MAX_RECORD
-from tests.campaigns.security.records import ask, fault_of, make_store, without_ages
-from tests.campaigns.security.rows import Row
+from tests.campaigns.security.records import ask, environment, fault_of, make_store, without_ages
+from tests.campaigns.security.rows import Row, row
 from tests.integration.infra.storage.test_plain_files import STRANGERS
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import PAGE, Answer, Request
@@ -71,7 +70,7 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
     kinds = {
         key.rpartition("/")[2] if "/" in key[5:] else key.partition("/")[0]: key for key in keys
     }
-    with _environment(directory / "home", NANOCHAT_STORE=store.url):
+    with environment(directory / "home", NANOCHAT_STORE=store.url):
         untouched = {tuple(command): _ask(command) for command in commands}
         for key in kinds.values():
             data = store.get(key)
@@ -93,10 +92,7 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
             asked = [*commands, ("gc", "--apply")] if name == ".tmp" else commands
             attempts += len(asked)
             through += _linked(path_of(store, "x").with_name(name), directory / name, asked)
-    seconds = time.monotonic() - began
-    return Row(
-        part="store: directory", attempts=attempts, got_through=tuple(through), seconds=seconds
-    )
+    return row("store: directory", attempts, through, began=began)
 
 
 def _linked(folder: Path, outside: Path, commands: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -138,7 +134,7 @@ def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
     began, attempts, through = time.monotonic(), 0, list[str]()
     fake = FakeS3()
     variables = client_environment(fake.endpoint) | {"NANOCHAT_STORE": "s3://fake/store"}
-    with _environment(directory / "empty", **variables):
+    with environment(directory / "empty", **variables):
         for name, answer in _GATEWAYS.items():
             fake.answer = lambda request, answer=answer: _for(request, answer)
             for command in commands:
@@ -155,10 +151,7 @@ def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
                 if fault is not None:
                     through.append(f"{' '.join(command)}: {name}: {fault}")
     fake.stop()
-    seconds = time.monotonic() - began
-    return Row(
-        part="store: gateways", attempts=attempts, got_through=tuple(through), seconds=seconds
-    )
+    return row("store: gateways", attempts, through, began=began)
 
 
 def _for(request: Request, answer: Answer) -> Answer:
@@ -179,17 +172,3 @@ def _ask(command: Sequence[str]) -> tuple[int, str, str]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def _environment(home: Path, **variables: str) -> Iterator[None]:
-    before, directory = dict(os.environ), Path.cwd()
-    home.mkdir(exist_ok=True)
-    os.environ |= {"NANOCHAT_HOME": str(home), "NO_COLOR": "1", **variables}
-    os.chdir(home)  # what is pulled goes here
-    try:
-        yield
-    finally:
-        os.chdir(directory)
-        os.environ.clear()
-        os.environ |= before

@@ -22,15 +22,15 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from flows.artifacts import publish
-from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import File, Manifest, Provenance, digest_of
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import File, Manifest, digest_of
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import Lease
 from flows.leases.process import Process
@@ -38,6 +38,7 @@ from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError, StoreError
+from tests.support.flows import rows
 
 ROOT = Path(__file__).parents[3]
 STAGE = "toy"
@@ -45,7 +46,6 @@ SIZES = {"empty.json": 0, "tokenizer/small.bin": 700, "weights.bin": 20_000}  # 
 Fsync: TypeAlias = Literal["all", "directories", "files", "none"]
 Writes: TypeAlias = Literal["artifacts", "objects"]  # objects: one Store.put each, no more
 Kind: TypeAlias = Literal["as it is", "in place"]  # of store
-_CREATED = "2026-11-21T05:53:38Z"
 _DIE_WITH_PARENT, _MAY_BE_TRACED_BY = 1, 0x59616D61  # PR_SET_PDEATHSIG, PR_SET_PTRACER
 _ANYBODY = ctypes.c_ulong(-1)
 _fsync = os.fsync  # the real one
@@ -97,9 +97,7 @@ def make_toy(number: int, directory: Path) -> Toy:
 
 def identity_of(number: int) -> Identity:
     """Of the toy with this number."""
-    known: dict[str, Any] = {"stage": STAGE, "format": 1, "config": {}, "inputs": {}, "code": {}}
-    preimage = {**known, "number": number}
-    return Identity(stage=STAGE, fingerprint=fingerprint_of(preimage), preimage=preimage)
+    return rows.identity_of(STAGE, number=number)
 
 
 @cache
@@ -129,22 +127,14 @@ def commit(store: Store, toy: Toy) -> Manifest:
     claim = Lease.claim("toy-1")
     held = try_acquire(store, toy.identity.ref, claim)
     assert isinstance(held, HeldLease), "one writer at a time, all of one machine"
-    provenance = Provenance(
-        run=claim.run,
-        owner=held.record.owner,
-        epoch=held.record.epoch,
-        created=_CREATED,
-        git_commit=None,
-        metrics={},
-        segments=(),
-    )
+    holder = {"run": claim.run, "owner": held.record.owner, "epoch": held.record.epoch}
     published = publish.publish(
         store,
         toy.identity,
         toy.output,
         logs=[toy.log],
         inputs={},
-        provenance=provenance,
+        provenance=replace(rows.PROVENANCE, **holder),
         check_lease=held.check,
     )
     held.release()

@@ -23,23 +23,11 @@ from nanochat_core.errors import NanochatError
 from tests.support.reliability.damage_world import RUN, Contents, make_world, manifest_key
 
 LIMIT = 10**12
-
-
 KINDS = ("flip", "truncate", "extend", "swap", "stale", "delete")
-
-
 RECORDS = ("manifest", "run", "tag")
-
-
 OBJECTS = ("file", "log", *RECORDS)  # in the store
-
-
 COPIES = ("cached file", "cached manifest")
-
-
 WAYS = {"answered wrongly at first": TRIES - 1, "answered wrongly always": 10**9}
-
-
 PLACES = (*OBJECTS, *COPIES, *WAYS)
 
 

@@ -18,7 +18,7 @@ from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, ti
 from flows.building.build import BuildContext, Built, Lookup, build
 from flows.gc.collect import collect, make_claim
 from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Input, Manifest, Provenance
+from flows.identity.manifest import Input, Manifest
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease, try_acquire
@@ -27,12 +27,11 @@ from infra.storage.base import ObjectNotFound
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
 from tests.support.flows import shelf
+from tests.support.flows.rows import PROVENANCE
 from tests.support.reliability import sim_actors as actors
-from tests.support.reliability.sim_actors import TERMS, Scene
-from tests.support.reliability.sim_process import Process
+from tests.support.reliability.sim_actors import Scene
 from tests.support.reliability.sim_store import SimStore
-from tests.support.reliability.sim_threading import SimThreading
-from tests.support.reliability.sim_world import World
+from tests.support.reliability.sim_world import Process, World
 
 _SHARDS = Stage(name="shards", makes="", inputs=(), config=(), entry="tasks.a", compute="cpu")
 _ROWS = Stage(name="rows", makes="", inputs=(_SHARDS,), config=(), entry="tasks.b", compute="cpu")
@@ -69,7 +68,7 @@ class Actor(actors.Actor):
 
     def log(self, text: str) -> None:
         """Count a wait for a collection."""
-        self.referee.waited += 1
+        self.world.met["waited"] += 1
         self.world.note(self.process, text)
 
     def some_artifact(self) -> Manifest:
@@ -123,7 +122,7 @@ class Runner(Actor):
                 inputs = {source.name: built[source.name] for source in stage.inputs}
                 done = build(stage, context, inputs, force=stage.name in self.force)
                 self.referee.on_artifact(self.run, done.manifest)
-                self.referee.reused += done.cached
+                self.world.met["reused"] += done.cached
                 built[stage.name] = done.manifest
                 self.pause(self.world.rng.choice((0.0, 10.0)) * self.world.rng.random())
         except NanochatError:
@@ -133,22 +132,14 @@ class Runner(Actor):
 
     def context(self, record: RunRecord) -> BuildContext:
         """As flows.orchestration.pipeline makes it."""
-        return BuildContext(
-            run=self.variants,  # type: ignore[arg-type]
-            run_id=self.run,
-            placement=self.scene.placement_of(self.process),
-            store=self.store,
-            watch=self.watch,
-            strict=True,
-            terms=TERMS,
-            record=record.add,
-            stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
+        return self.scene.context(
+            self.process, run=self.variants, run_id=self.run, watch=self.watch, record=record.add
         )
 
     def watch(self, stage: str, event: dict[str, Any]) -> None:
         """Events of a build."""
         if "garbage" in event.get("text", ""):
-            self.referee.waited += 1
+            self.world.met["waited"] += 1
         self.world.note(self.process, f"{stage}: {event}")
 
     def build_under(
@@ -174,14 +165,13 @@ class Runner(Actor):
             self.scene.output_of(content if rng.random() < 0.9 else b"another"),
             logs=[self.scene.output_of(b"log") / "value"],
             inputs=inputs,
-            provenance=Provenance(
+            provenance=dataclasses.replace(
+                PROVENANCE,
                 run=self.run,
                 owner=lease.record.owner,
                 epoch=lease.record.epoch,
                 created=timestamp(1.8e9 + self.world.now),
-                git_commit=None,
                 metrics={},
-                segments=(),
             ),
             check_lease=lease.check,
         )

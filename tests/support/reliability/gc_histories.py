@@ -1,23 +1,17 @@
-"""Histories of a store whose garbage is collected while runs use it, each drawn from a seed.
-
-    .venv/bin/python -m tests.support.reliability.gc_histories 4711
-
-shows every operation of one history.
-"""
+"""Histories of a store whose garbage is collected while runs use it, each drawn from a seed."""
 
 import random
-import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from flows.gc.reach import Rules
 from tests.support.reliability import gc_actors as actors
-from tests.support.reliability.gc_referee import Broken, Referee
+from tests.support.reliability.gc_referee import Referee
+from tests.support.reliability.histories import Broken, History, Simulation
 from tests.support.reliability.sim_actors import TERMS, Scene, open_scratch
-from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, World
+from tests.support.reliability.sim_world import Faults, Process, World
 
 DAY = 86400.0  # virtual seconds
 RULES = Rules(keep=30 * DAY, grace=DAY)
@@ -35,30 +29,15 @@ _SECONDS_OF_CROWD = 25.0
 _SECONDS_TO_END = 3600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """What one seed came to."""
-
-    seed: int
-    operations: int
-    deleted: int  # objects, by collections
-    reused: int  # artifacts, by runs
-    waited: int  # times that a process waited for a collection
-    broken: str | None
-    trace: list[str]
-
-
-class _Simulation:
+class _Simulation(Simulation):
     def __init__(self, seed: int, rules: Rules, scratch: Path, trace: list[str] | None) -> None:
-        self.rng = random.Random(seed)
+        rng = random.Random(seed)
         calm = Faults(slow=FAULTS.slow)
-        self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
-        self.world.on_death = self.on_death
+        super().__init__(rng, World(seed, faults=rng.choice((FAULTS, calm)), trace=trace))
         self.referee = Referee(Objects(self.world), rules, ttl=TERMS.ttl)
         self.scene = Scene(
             world=self.world, referee=self.referee, open_store=SimStore, scratch=scratch
         )
-        self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
         self.rules = rules
 
     def run(self) -> None:
@@ -110,28 +89,14 @@ class _Simulation:
     def start(self, name: str, program: Callable[[Process], actors.Actor]) -> None:
         """A process of its own home, in a while."""
         number = len(self.world.trace or ()) + self.world.operations
-        process = Process(name, home=f"{name}-{number}", skew=self.rng.uniform(-300.0, 300.0))
+        process = Process(name, f"{name}-{number}", self.rng.uniform(-300.0, 300.0))
         self.begin(process, program, after=_SECONDS_OF_CROWD * self.rng.random())
-
-    def begin(
-        self, process: Process, program: Callable[[Process], actors.Actor], *, after: float
-    ) -> None:
-        """A process that was started, or is started again."""
-
-        def main() -> None:
-            program(process).main()
-            self.world.note(process, "is done")
-            self.running.pop(process, None)
-
-        self.running[process] = program
-        self.world.spawn(process, main, after=after)
 
     def on_death(self, process: Process) -> None:
         """Start it again, perhaps."""
-        program = self.running.pop(process, None)
-        if program and self.rng.random() < 0.4:
-            again = process.again(namespace=process.namespace)
-            self.begin(again, program, after=30.0 * self.rng.random())
+        if process in self.running and self.rng.random() < 0.4:
+            self.start_again(process)
+        self.running.pop(process, None)
 
     def pause_one(self) -> None:
         """A process stops for longer than a lease lasts, perhaps."""
@@ -154,47 +119,30 @@ class _Simulation:
 def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History:
     """One history."""
     lines: list[str] = []
-    broken = None
     with open_scratch() as scratch:
         simulation = _Simulation(seed, rules, scratch, lines if trace else None)
-        world, referee = simulation.world, simulation.referee
-        with actors.simulated_pipeline(world):
-            try:
-                simulation.run()
-            except Broken as error:
-                broken = str(error)
-            finally:
-                world.close()
-    return History(
-        seed=seed,
-        operations=world.operations,
-        deleted=referee.deleted,
-        reused=referee.reused,
-        waited=referee.waited,
-        broken=broken,
-        trace=lines,
-    )
+        return simulation.play(seed, lines, actors.simulated_pipeline(simulation.world))
+
+
+def _met(histories: Sequence[History]) -> Counter[str]:
+    return sum((history.met for history in histories), Counter())
 
 
 def summary(histories: Sequence[History]) -> str:
     """Return what they came to, in a line."""
+    met = _met(histories)
     return (
         f"{sum(bool(h.broken) for h in histories)} of {len(histories):,} broken, "
         f"{sum(h.operations for h in histories):,} operations, "
-        f"{sum(h.deleted for h in histories):,} objects deleted, "
-        f"{sum(h.reused for h in histories):,} artifacts reused, "
-        f"{sum(h.waited for h in histories):,} waits for a collection"
+        f"{met['deleted']:,} objects deleted, {met['reused']:,} artifacts reused, "
+        f"{met['waited']:,} waits for a collection"
     )
 
 
 def check(histories: Sequence[History]) -> None:
     """None is broken, and enough happened in them."""
     assert {h.seed: h.broken for h in histories if h.broken} == {}
-    assert sum(h.deleted for h in histories) > 10 * len(histories)
-    assert sum(h.reused for h in histories) > len(histories)
-    assert sum(h.waited for h in histories) > len(histories)
-
-
-if __name__ == "__main__":
-    history = simulate(int(sys.argv[1]), trace=True)
-    sys.stdout.write("\n".join(history.trace) + f"\nbroken: {history.broken}\n")
+    met = _met(histories)
+    assert met["deleted"] > 10 * len(histories)
+    assert met["reused"] > len(histories)
+    assert met["waited"] > len(histories)

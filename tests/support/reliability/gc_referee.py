@@ -11,16 +11,12 @@ from typing import Any, TypeAlias
 
 from flows.gc.reach import Rules
 from flows.identity.manifest import Manifest
-from tests.support.reliability.sim_process import Process
+from tests.support.reliability.histories import Broken
 from tests.support.reliability.sim_store import Object, Objects
-from tests.support.reliability.sim_world import Request
+from tests.support.reliability.sim_world import Process, Request
 
 Place: TypeAlias = tuple[str, str]  # stage, fingerprint
 _SLACK = 60.0  # virtual seconds between what a collection read and what it deletes for it
-
-
-class Broken(BaseException):
-    """A promise does not hold. Nothing in the product catches it."""
 
 
 class Referee:
@@ -36,9 +32,6 @@ class Referee:
         self.objects = objects
         self.rules = rules
         self.collectors: set[Process] = set()
-        self.deleted = 0  # by collectors
-        self.reused = 0
-        self.waited = 0  # for a collection
         self._ttl = ttl
         self._records: dict[str, dict[str, Any]] = {}  # what is stored now, parsed
         self._written: dict[str, float] = {}  # when
@@ -112,7 +105,7 @@ class Referee:
         if request.verb == "get":
             return
         if new is None and process in self.collectors:
-            self.deleted += 1
+            self.objects.world.met["deleted"] += 1
             self._check_deletion(key, old)
         if new is None and key.endswith("/manifest.json") and process not in self.collectors:
             raise Broken(f"{process.name} removed {key}")

@@ -56,11 +56,23 @@ class Home:
                 start_new_session=True,
             )
 
+    def run(self, *argv: str, code: int | None = 0) -> str:
+        """Run another command to its end; return what it printed. None: any exit code."""
+        done = subprocess.run(
+            [NANOCHAT, *argv, "--home", self.path],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
     def finish(self) -> None:
         """Run the command to its end, then stop the Prefect server too."""
         code = self.start().wait()
-        down = [NANOCHAT, "down", "--home", self.path]
-        subprocess.run(down, check=True, stdout=subprocess.DEVNULL)
+        self.run("down")
         assert code == 0, (self.path / "console.log").read_text(encoding="utf-8")[-3000:]
 
     def kill_after(self, seconds: float) -> str | None:

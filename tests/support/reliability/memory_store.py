@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Object, Objects, SimStore
-from tests.support.reliability.sim_world import Request
+from tests.support.reliability.sim_world import Process, Request
 
 DAY, HOUR = 86400.0, 3600.0
 

@@ -19,7 +19,6 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,20 +68,25 @@ def check(report: "Report") -> None:
     assert bad == (0, 0, 0, 0, 0), report
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Report:
-    """What a campaign found."""
+    """What a campaign has found so far."""
 
-    cuts: int
-    acknowledged: int
-    lost: int  # acknowledged, and not there after a cut
-    torn: int  # to be seen after a cut, and not whole
-    different: int  # there with another digest than was acknowledged
-    unclear: int  # writers that ended with a traceback
-    stuck: int  # disks on which an undisturbed writer could not go on afterwards
-    unacknowledged: int  # whole although the cut came before the acknowledgement: no fault
-    seconds: float
-    examples: tuple[str, ...]
+    cuts: int = 0
+    acknowledged: int = 0
+    lost: int = 0  # acknowledged, and not there after a cut
+    torn: int = 0  # to be seen after a cut, and not whole
+    different: int = 0  # there with another digest than was acknowledged
+    unclear: int = 0  # writers that ended with a traceback
+    stuck: int = 0  # disks on which an undisturbed writer could not go on afterwards
+    unacknowledged: int = 0  # whole although the cut came before the acknowledgement: no fault
+    examples: list[str] = field(default_factory=list)
+
+    def note(self, what: str, example: str) -> None:
+        """Count one more of a kind."""
+        setattr(self, what, getattr(self, what) + 1)
+        if len(self.examples) < 5:
+            self.examples.append(f"cut {self.cuts}: {what}: {example}")
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,10 @@ def cut_power(
 ) -> Report:
     """Cut the power at random moments, several times a disk."""
     chance = random.Random(seed)
-    began = time.monotonic()
-    tally = Tally()
+    report = Report()
     with Nursery() as nursery:
-        while tally.cuts < cuts:
-            wanted = min(_CUTS_OF_AN_IMAGE, cuts - tally.cuts)
+        while report.cuts < cuts:
+            wanted = min(_CUTS_OF_AN_IMAGE, cuts - report.cuts)
             with make_disk() as disk:
                 order = Order(
                     url=(disk.mounted / "store").as_uri(),
@@ -162,41 +165,12 @@ def cut_power(
                     fsync=fsync,
                     writes=writes,
                 )
-                _wear_out(disk, nursery, order, tally, cuts=wanted, chance=chance)
-    return tally.report(seconds=time.monotonic() - began)
-
-
-@dataclass
-class Tally:
-    """What was found so far."""
-
-    cuts: int = 0
-    acknowledged: int = 0
-    unacknowledged: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-
-    def note(self, what: str, example: str) -> None:
-        self.found[what] += 1
-        self.examples.append(f"cut {self.cuts}: {what}: {example}")
-
-    def report(self, *, seconds: float) -> Report:
-        return Report(
-            cuts=self.cuts,
-            acknowledged=self.acknowledged,
-            lost=self.found["lost"],
-            torn=self.found["torn"],
-            different=self.found["different"],
-            unclear=self.found["unclear"],
-            stuck=self.found["stuck"],
-            unacknowledged=self.unacknowledged,
-            seconds=round(seconds, 1),
-            examples=tuple(self.examples[:5]),
-        )
+                _wear_out(disk, nursery, order, report, cuts=wanted, chance=chance)
+    return report
 
 
 def _wear_out(
-    disk: Disk, nursery: Nursery, order: Order, tally: Tally, *, cuts: int, chance: random.Random
+    disk: Disk, nursery: Nursery, order: Order, report: Report, *, cuts: int, chance: random.Random
 ) -> None:
     """Carry out an endless order on a disk whose power is cut again and again."""
     there: set[int] = set()  # numbers of what must be on the disk
@@ -214,14 +188,14 @@ def _wear_out(
             os.kill(pid, signal.SIGKILL)
         nursery.wait()
         disk.unmount()
-        tally.cuts += 1
+        report.cuts += 1
         if "Traceback" in (said := order.errors.read_text()):
-            tally.note("unclear", said)
+            report.note("unclear", said)
         done = read_acknowledged(order)
-        tally.acknowledged += len(done)
+        report.acknowledged += len(done)
         there.update(done)
         disk.mount()
-        _check(disk, order.writes, there, spoilt, tally)
+        _check(disk, order.writes, there, spoilt, report)
         disk.unmount()
     disk.mount()
     interrupted = max(there | spoilt, default=-1) + 1
@@ -230,7 +204,7 @@ def _wear_out(
         signal.SIGUSR1,
     )
     if nursery.wait() != 0:
-        tally.note("stuck", order.errors.read_text())
+        report.note("stuck", order.errors.read_text())
     disk.unmount()
 
 
@@ -243,7 +217,7 @@ def _wait_for_one(order: Order) -> None:
         time.sleep(0.005)
 
 
-def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], tally: Tally) -> None:
+def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], report: Report) -> None:
     """All that must be there is, and what else can be seen is whole."""
     store = LocalStore(disk.mounted / "store")
     for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
@@ -255,9 +229,9 @@ def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], tally:
         what = {"none": "lost" if number in there else None, "torn": "torn"}.get(verdict.state)
         if verdict.state == "whole":
             what = None if verdict.digest in (None, digest_of_toy(number)) else "different"
-            tally.unacknowledged += number not in there
+            report.unacknowledged += number not in there
         if what is not None:
-            tally.note(what, f"number {number} {verdict.why}")
+            report.note(what, f"number {number} {verdict.why}")
             there.discard(number)
             spoilt.add(number)
 

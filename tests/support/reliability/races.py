@@ -5,44 +5,65 @@ import random
 import time
 import uuid
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.artifacts.publish import find_manifest
+from flows.identity.fingerprint import Code, identify
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef
+from flows.leases.held_lease import LeaseTimings
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from infra.storage.open import open_store
 from tests.conftest import BUCKET
+from tests.support.flows.builder_process import Order, read_until, start_process, to_line, toy
 from tests.support.flows.fixtures import Toys
-from tests.support.reliability.racer import SOURCE, STAGE, Finish, Race, Racer, fingerprint_of
 
 SECONDS_TO_GET_READY = 0.05
 HOMES = {"two machines": ("one", "two"), "one machine": ("one", "one")}
+TIMINGS = LeaseTimings(ttl=20.0, beat=2.0, poll=0.02, max_poll=0.1)
+STAGE = "contested"
+# Every execution makes other files, all marked alike, and notes its mark next to the homes.
+SOURCE = """
+import os
+import time
+
+
+def run(job):
+    bodies = job.directory.parents[3] / f"bodies-{job.config['seed']}"
+    mark = os.urandom(8).hex()
+    with bodies.open("a") as file:
+        file.write(mark + "\\n")
+    while "NO_LEASE" in os.environ and len(bodies.read_text().split()) < 2:
+        time.sleep(0.01)  # without leases the other one does it too
+    for name in ("one", "two", "three"):
+        (job.output / name).write_text(mark * 2000)
+    return {"mark": mark}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one race came to."""
 
-    finishes: tuple[Finish, Finish]
+    finishes: tuple[dict[str, Any], ...]  # how each racer came in
     canonical: Manifest | None
     bodies: tuple[str, ...]  # marks of the executions
     marks: tuple[str, ...]  # what the artifact's files hold: one mark, if it is of one piece
 
     def wrong(self) -> str | None:
         """What must not be, whatever happened; None when all is well."""
-        if errors := [finish.error for finish in self.finishes if finish.error]:
+        if errors := [f"{f['error']}: {f['text']}" for f in self.finishes if f["error"]]:
             return f"failed: {errors}"
         if self.canonical is None:
             return "no artifact"
-        own = [finish.manifest for finish in self.finishes]
+        own = [finish["manifest"] for finish in self.finishes]
         if own[0] != own[1]:
             return "two artifacts"
-        if self.canonical.files[0].key != own[0]["files"][0]["key"]:  # type: ignore[index]
+        if self.canonical.files[0].key != own[0]["files"][0]["key"]:
             return "another artifact than the racers say"
         if len(set(self.marks)) != 1 or self.marks[0] not in self.bodies:
             return f"an artifact of several pieces: {self.marks}"
@@ -58,32 +79,38 @@ class Track:
         self.toys = Toys(root=directory / "root", home=directory / homes[0])
         (self.toys.root / "tasks").mkdir(parents=True)
         (self.toys.root / "tasks" / "__init__.py").touch()
-        self.toys.stage(STAGE.name, source=SOURCE)
+        self.toys.stage(STAGE, source=SOURCE)
         self.directory = directory
         self.store = open_store(store)
         for home in set(homes):
             (directory / home).mkdir()
-        self.racers = [Racer(self.toys, directory / home, store, without=without) for home in homes]
+        self.racers = [
+            start_process(self.toys, directory / home, store, TIMINGS, without=without)
+            for home in homes
+        ]
 
     def race(self, seed: int, *, delay: float) -> Outcome:
         """One race, in which the second starts `delay` seconds after the first."""
         start = time.monotonic() + SECONDS_TO_GET_READY
         for racer, moment in zip(self.racers, (start, start + delay), strict=True):
-            racer.send(Race(seed=seed, start=moment))
-        first, second = (racer.hear() for racer in self.racers)
-        canonical = find_manifest(
-            self.store, ArtifactRef(STAGE.name, fingerprint_of(self.toys, seed))
-        )
+            assert racer.stdin
+            racer.stdin.write(f"{to_line(Order(stage=STAGE, seed=seed, start=moment))}\n")
+            racer.stdin.flush()
+        finishes = tuple(read_until(racer, "end")[-1] for racer in self.racers)
+        run = replace(self.toys.context().run, seed=seed)
+        ref = identify(toy(STAGE), run, {}, code=Code(self.toys.root)).ref
+        canonical = find_manifest(self.store, ref)
         return Outcome(
-            finishes=(first, second),
+            finishes=finishes,
             canonical=canonical,
             bodies=tuple((self.directory / f"bodies-{seed}").read_text().split()),
             marks=tuple(marks_of(self.store, canonical, self.directory)) if canonical else (),
         )
 
     def close(self) -> None:
+        """End the racers."""
         for racer in self.racers:
-            racer.close()
+            racer.communicate(timeout=120)
 
 
 def marks_of(store: Store, manifest: Manifest, scratch: Path) -> Generator[str]:

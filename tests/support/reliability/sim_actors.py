@@ -27,7 +27,7 @@ import infra.retry
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
 from flows.building.build import BuildContext, Built, Lookup, build
-from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.fingerprint import Identity
 from flows.identity.manifest import File, Manifest
 from flows.identity.redo import find_redo
 from flows.leases.held_lease import HeldLease, LeaseTimings
@@ -37,17 +37,15 @@ from infra.placement import Placement
 from infra.storage.base import ObjectNotFound, Retry, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
-from tests.support.flows.rows import PROVENANCE
-from tests.support.reliability.sim_process import Process
+from tests.support.flows.rows import PROVENANCE, identity_of
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_threading import SimSystem, SimThreading, SimTime
-from tests.support.reliability.sim_world import World
+from tests.support.reliability.sim_system import SimSystem
+from tests.support.reliability.sim_world import Process, World
 from tests.support.small_job import one_thread
 
 TERMS = LeaseTimings(ttl=120.0, beat=25.0, poll=8.0, max_poll=60.0)  # virtual seconds
-_PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
-IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
+IDENTITY = identity_of("rows")
 _STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
 AnyStore: TypeAlias = SimStore | SimS3Store
 
@@ -83,14 +81,18 @@ class Scene:
             (output / "value").write_bytes(content)
         return output
 
-    def placement_of(self, process: Process) -> Placement:
-        """Return the machine of a process."""
-        return Placement(
+    def context(self, process: Process, **facts: Any) -> BuildContext:
+        """Return what a run of a process builds with; `facts` are those of its own."""
+        placement = Placement(
             home=self.scratch / process.home,
             store="sim://store",
             gpus=0,
             resources=one_thread(save_every_seconds=60.0),
         )
+        stop: Any = SimSystem(self.world).Event()
+        store = cast("Actor", process.program).store
+        common = {"placement": placement, "store": store, "strict": True, "terms": TERMS}
+        return BuildContext(**common, stop=stop, **facts)
 
 
 class Actor:
@@ -150,15 +152,11 @@ class Builder(Actor):
 
     def build(self) -> None:
         """One attempt of a run."""
-        context = BuildContext(
+        context = self.scene.context(
+            self.process,
             run=_run(),
             run_id=self.run,
-            placement=self.scene.placement_of(self.process),
-            store=self.store,
             watch=lambda stage, event: self.world.note(self.process, str(event)),
-            strict=True,
-            terms=TERMS,
-            stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
         )
         revoked = set(self.referee.revoked)
         built = build(_STAGE, context, {}, force=self.force)
@@ -294,21 +292,24 @@ def _build_simulated(
 @contextlib.contextmanager
 def simulated(
     world: World,
-    *,
+    *more: tuple[Any, str, Any],
     identify: Callable[..., Identity] = lambda *a, **k: IDENTITY,
     build: Callable[..., Built] = _build_simulated,
 ) -> Generator[None]:
-    """Give the product's modules the world's clock, threads and names while the block runs."""
-    time, threading, system = SimTime(world), SimThreading(world), SimSystem(world)
+    """Give the product's modules the world's clock, threads and names while the block runs.
+
+    Each of `more` is an object, an attribute, and what stands there instead.
+    """
+    system = SimSystem(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
-        (flows.leases.held_lease, "threading", threading),
+        (flows.leases.held_lease, "threading", system),
         (flows.leases.held_lease, "POLL_SECONDS", 10.0),
-        (infra.polling, "time", time),
-        (infra.retry, "time", time),
-        (flows.leases.acquire, "time", time),
+        (infra.polling, "time", system),
+        (infra.retry, "time", system),
+        (flows.leases.acquire, "time", system),
         (infra.retry, "random", world.rng),
         (flows.leases.acquire, "POLL_SECONDS", 10.0),
-        (flows.leases.file_lock, "time", time),
+        (flows.leases.file_lock, "time", system),
         (flows.leases.process, "os", system),
         (flows.leases.process, "socket", system),
         (flows.leases.process, "_read", system.read_file),
@@ -316,11 +317,12 @@ def simulated(
         (flows.leases.process, "pid_namespace", system.pid_namespace),
         (flows.leases.process, "FIRST_NAMESPACE", "0"),
         (flows.leases.process, "read_stat", system.read_stat),
-        (flows.building.build, "time", time),
+        (flows.building.build, "time", system),
         (flows.building.build, "Code", lambda root, cache: None),
         (flows.building.build, "identify_from", identify),
         (flows.building.build, "_build", build),
         (uuid, "uuid4", world.uuid4),
+        *more,
     )
     with pytest.MonkeyPatch.context() as patch:
         for target, name, value in patches:

@@ -12,13 +12,9 @@ from typing import Any
 from flows.artifacts.publish import Published
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
-from tests.support.reliability.sim_process import Process
+from tests.support.reliability.histories import Broken
 from tests.support.reliability.sim_store import Object, Objects
-from tests.support.reliability.sim_world import Request
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
+from tests.support.reliability.sim_world import Process, Request
 
 
 @dataclass

@@ -1,12 +1,10 @@
 """Protections taken out, one at a time: the simulation must find every one of these faults."""
 
-import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from greenlet import getcurrent
 
 import flows.artifacts.publish
@@ -32,14 +30,6 @@ class Mutation:
 
     store: type[AnyStore] | None = None  # None: any
     patches: tuple[tuple[Any, str, Any], ...] = ()  # object, attribute, what stands there instead
-
-    @contextlib.contextmanager
-    def applied(self) -> Generator[None]:
-        """Take the protection out while the block runs."""
-        with pytest.MonkeyPatch.context() as patch:
-            for target, name, value in self.patches:
-                patch.setattr(target, name, value)
-            yield
 
 
 class _PlainPut(SimStore):

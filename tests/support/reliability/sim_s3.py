@@ -18,9 +18,8 @@ from infra.storage.base import VersionedObject
 from infra.storage.s3.errors import NoResponse
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
-from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, Request, World
+from tests.support.reliability.sim_world import Faults, Process, Request, World
 
 _BUCKET = "bucket"
 

@@ -32,8 +32,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from tests.support.reliability.sim_process import Process
-from tests.support.reliability.sim_world import Request, World
+from tests.support.reliability.sim_world import Process, Request, World
 
 
 class Object:
@@ -128,7 +127,7 @@ class Objects:
 
 
 class SimStore:
-    """The store as one process sees it."""
+    """The store as one process sees it, with the verbs of infra.storage.base.Store."""
 
     def __init__(self, objects: Objects, process: Process) -> None:
         self.objects = objects
@@ -136,61 +135,49 @@ class SimStore:
 
     @property
     def url(self) -> str:
-        """See Store."""
         return "sim://store"
 
     def put(self, key: str, data: bytes) -> None:
-        """See Store."""
         self.ask("put", key, self.objects.put, data)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See Store."""
         return self.ask("create", key, self.objects.create, data)
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-        """See Store."""
         return self.ask("swap", key, self.objects.swap, data, version)
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
-        """See Store."""
         data = self.get_stored(key).data
         check_size(f"{self.url}/{key}", len(data), MAX_RECORD if size is None else size)
         return data
 
     def get_stored(self, key: str) -> VersionedObject:
-        """See Store."""
         return self.ask("get", key, self.objects.get)
 
     def head(self, key: str) -> ObjectInfo:
-        """See Store."""
         self.get_stored(key)
         return self._entry(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store."""
         for key in self.ask("list", prefix, self.objects.list):
             yield self._entry(key)
 
     def delete(self, key: str) -> None:
-        """See Store."""
         self.ask("delete", key, self.objects.delete)
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
         self.put(key, path.read_bytes())
         on_bytes(path.stat().st_size)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
         path.write_bytes(self.get(key, size=size))
         on_bytes(path.stat().st_size)
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
-        """See Store."""
         return 0
 
     def check_conditions(self) -> None:
-        """See Store."""
+        """Nothing: conditions are atomic here."""
 
     def _entry(self, key: str) -> ObjectInfo:
         found = self.objects.stored.get(key)

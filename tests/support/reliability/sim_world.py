@@ -1,4 +1,4 @@
-"""Simulated time, processes and faults: one seed is one history, the same each time.
+"""Simulated time, machines, processes and faults: one seed is one history, the same each time.
 
 Processes are greenlets that run the product's own code. Each operation on the store is a point
 where the world switches to another process, in virtual time: a request travels, takes effect at one
@@ -10,15 +10,16 @@ import contextlib
 import heapq
 import random
 import uuid
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from infra.storage.base import StoreUnavailable
-from tests.support.reliability.sim_process import Machine, Process
 
 TIMEOUT = 20.0  # virtual seconds after which a caller gives up an answer
 _REPEATED = ("duplicate", "late", "retried")
@@ -55,6 +56,20 @@ class Faults:
         drawn = {k: most * rng.choice((0, 0, 0.3, 1)) for k, most in asdict(HEAVY).items() if most}
         return cls(**drawn)
 
+    def thresholds(self) -> list[tuple[float, str]]:
+        """Return (threshold, fault): the first threshold above a random number is its fault."""
+        table: list[tuple[float, str]] = []
+        upto = 0.0
+        for name, chance in asdict(self).items():
+            if not chance or name in ("stale", "damaged", "clock_set"):
+                continue
+            is_around = name in ("crash", "pause")
+            for when in (" before", " after") if is_around else ("",):
+                upto += chance / 2 if is_around else chance
+                table.append((upto, name.replace("_", " ") + when))
+        assert upto < 1.0, self
+        return table
+
 
 HEAVY = Faults(
     lost_request=0.08,
@@ -71,23 +86,54 @@ HEAVY = Faults(
 )
 
 
+@dataclass(eq=False)
+class Machine:
+    """A host of processes; a boot begins when it starts."""
+
+    host: str
+    id: str | None  # of its installation
+    boot: int
+
+
+@dataclass(eq=False)
+class Process:
+    """A process on some machine: its greenlets live, stop and die together."""
+
+    name: str
+    home: str
+    skew: float  # seconds by which its own clock is ahead
+    machine: Machine = None  # type: ignore[assignment]  # None: one of its own
+    namespace: int = 0  # of pids: 0 is the first one of every machine
+    user: int = 0
+    pid: int = field(init=False, default=0)  # set when it starts, with its start in ticks
+    start: int = field(init=False, default=0)
+    program: object = field(init=False, default=None)  # what it runs
+    alive: bool = field(init=False, default=True)
+    paused_until: float = field(init=False, default=0.0)
+    cut_off_until: float = field(init=False, default=0.0)  # until then nothing reaches the store
+    greenlets: list[greenlet] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        own = Machine(self.home, self.home, zlib.crc32(f"{self.home} {self.name}".encode()))
+        self.machine = self.machine or own
+        self.boot = self.machine.boot
+
+
 class _Greenlet(greenlet):
     process: Process
 
 
+@dataclass(eq=False, slots=True)
 class Request:
     """One operation on its way."""
 
-    __slots__ = ("caller", "data", "fault", "key", "process", "verb", "version")
-
-    def __init__(self, process: Process, verb: str, key: str, data: bytes, version: str) -> None:
-        self.caller = getcurrent()
-        self.process = process
-        self.verb = verb
-        self.key = key
-        self.data = data
-        self.version = version
-        self.fault = ""
+    process: Process
+    verb: str
+    key: str
+    data: bytes
+    version: str
+    fault: str = ""
+    caller: Any = field(default_factory=getcurrent)
 
 
 class World:
@@ -103,17 +149,17 @@ class World:
         self.faulty = True  # until the history is to recover
         self.store_skew = 0.0  # seconds by which the store's wall clock is ahead
         self._faults = faults
-        self._table = _table(faults)
-        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._table = faults.thresholds()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._hub = getcurrent()
         self._names = random.Random(~seed)
         self._processes: list[Process] = []
 
-    def at(self, when: float, call: Callable[[Any], None], argument: Any) -> None:
-        """Have `call(argument)` happen at `when`."""
+    def at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Have `call(*arguments)` happen at `when`."""
         self._count += 1
-        heapq.heappush(self._events, (when, self._count, call, argument))
+        heapq.heappush(self._events, (when, self._count, partial(call, *arguments)))
 
     def spawn(self, process: Process, body: Callable[[], None], *, after: float = 0.0) -> None:
         """Start a greenlet of a process. Whatever it raises, but a crash, ends the simulation."""
@@ -130,7 +176,7 @@ class World:
             live = [self.find(process, pid) for pid in range(1, len(self._processes) + 2)]
             process.pid, process.start = live.index(None) + 1, len(self._processes)
             self._processes.append(process)
-        self.at(self.now + after, self.wake, (process, thread, None))
+        self.at(self.now + after, self.wake, process, thread, None)
 
     def run(self, until: Callable[[], bool], *, before: float) -> bool:
         """Let time pass until `until` holds; whether it did `before` that moment."""
@@ -138,14 +184,14 @@ class World:
         while not until():
             if not events or events[0][0] >= before:
                 return False
-            self.now, _, call, argument = heapq.heappop(events)
-            call(argument)
+            self.now, _, call = heapq.heappop(events)
+            call()
         return True
 
     def sleep(self, process: Process, seconds: float) -> None:
         """Resume the calling greenlet after that time, or let it die."""
         self._check_alive(process)
-        self.at(self.now + seconds, self.wake, (process, getcurrent(), None))
+        self.at(self.now + seconds, self.wake, process, getcurrent(), None)
         self.wait(process)
 
     def wait(self, process: Process) -> Any:
@@ -241,17 +287,17 @@ class World:
         if fault == "cut off":
             self.cut_off(process)
         if process.cut_off_until > self.now and self.faulty:
-            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, _no_answer()))
+            self._lose_answer(request)
         elif fault == "crash before":
             self.at(self.now, self.kill, process)
         elif fault == "lost request":
             self.note(process, f"{request.verb} {request.key} [{fault}]")
-            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, _no_answer()))
+            self._lose_answer(request)
         else:
             if fault == "pause before":
                 self.pause(process)
             sent = max(self.now, process.paused_until)
-            self.at(sent + self._delay(fault), self._arrive, (request, take_effect))
+            self.at(sent + self._delay(fault), self._arrive, request, take_effect)
         answer = self.wait(process)
         if isinstance(answer, Exception):
             raise answer
@@ -269,50 +315,46 @@ class World:
                 self.met[fault] += 1
                 return fault
         r = self.rng.random()
-        fault = ""
-        if verb == "list" and r < self._faults.stale:
-            fault = "stale"
-        elif verb == "get" and r < self._faults.damaged:
-            fault = "damaged"
-        if fault:
-            self.met[fault] += 1
+        chances = {"list": ("stale", self._faults.stale), "get": ("damaged", self._faults.damaged)}
+        fault, chance = chances.get(verb, ("", 0.0))
+        if r >= chance:
+            return ""
+        self.met[fault] += 1
         return fault
 
-    def _delay(self, fault: str) -> float:
+    def _delay(self, fault: str = "") -> float:
         if fault == "slow":
             return self.rng.uniform(1.0, 0.4 * TIMEOUT)
         return 0.02 + 0.2 * self.rng.random()
 
-    def _arrive(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
+    def _lose_answer(self, request: Request) -> None:
+        none = StoreUnavailable("the store did not answer")
+        self.at(self.now + TIMEOUT, self.wake, request.process, request.caller, none)
+
+    def _arrive(self, request: Request, take_effect: Callable[[Request], Any]) -> None:
         """A request reaches the store: its effect, then its answer."""
-        request, take_effect = item
         fault, process = request.fault, request.process
         answer = self._effect(request, take_effect)
         if fault == "crash after":
             self.kill(process)
-            return
-        if fault == "retried":
-            self.at(self.now + self._delay("slow"), self._answer_again, item)
-            return
-        if fault == "lost answer":
-            answer = _no_answer()
-            self.at(self.now + TIMEOUT, self.wake, (process, request.caller, answer))
-            return
-        if fault == "duplicate":
-            self.at(self.now + self._delay(""), self._arrive_again, item)
-        elif fault == "late":
-            self.at(self.now + self.rng.uniform(1.0, 400.0), self._arrive_again, item)
-        elif fault == "pause after":
-            self.pause(process)
-        self.at(self.now + self._delay(fault), self.wake, (process, request.caller, answer))
+        elif fault == "retried":
+            self.at(self.now + self._delay("slow"), self._answer_again, request, take_effect)
+        elif fault == "lost answer":
+            self._lose_answer(request)
+        else:
+            if fault == "duplicate":
+                self.at(self.now + self._delay(), self._effect, request, take_effect)
+            elif fault == "late":
+                later = self.now + self.rng.uniform(1.0, 400.0)
+                self.at(later, self._effect, request, take_effect)
+            elif fault == "pause after":
+                self.pause(process)
+            self.at(self.now + self._delay(fault), self.wake, process, request.caller, answer)
 
-    def _arrive_again(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
-        self._effect(*item)
-
-    def _answer_again(self, item: tuple[Request, Callable[[Request], Any]]) -> None:
-        request, _ = item
+    def _answer_again(self, request: Request, take_effect: Callable[[Request], Any]) -> None:
         if request.process.alive:
-            self.wake((request.process, request.caller, self._effect(*item)))
+            answer = self._effect(request, take_effect)
+            self.wake(request.process, request.caller, answer)
 
     def _effect(self, request: Request, take_effect: Callable[[Request], Any]) -> Any:
         answer = take_effect(request)
@@ -322,43 +364,13 @@ class World:
             self.note(request.process, f"{request.verb} {request.key} -> {said}{fault}")
         return answer
 
-    def wake(self, item: tuple[Process, greenlet, Any]) -> None:
+    def wake(self, process: Process, thread: greenlet, value: Any) -> None:
         """An answer, or the end of a sleep, reaches a process that is neither dead nor stopped."""
-        process, thread, value = item
         if process.paused_until > self.now:
-            self.at(process.paused_until, self.wake, item)
+            self.at(process.paused_until, self.wake, process, thread, value)
         elif process.alive:
             thread.switch(value)
 
     def _check_alive(self, process: Process) -> None:
         if not process.alive:
             raise Crashed
-
-
-def _table(faults: Faults) -> list[tuple[float, str]]:
-    """(threshold, fault) for one random number, the most likely nothing first to be excluded."""
-    table: list[tuple[float, str]] = []
-    upto = 0.0
-    for fault, chance in (
-        ("lost request", faults.lost_request),
-        ("lost answer", faults.lost_answer),
-        ("retried", faults.retried),
-        ("refused", faults.refused),
-        ("duplicate", faults.duplicate),
-        ("late", faults.late),
-        ("slow", faults.slow),
-        ("crash before", faults.crash / 2),
-        ("crash after", faults.crash / 2),
-        ("pause before", faults.pause / 2),
-        ("pause after", faults.pause / 2),
-        ("cut off", faults.cut_off),
-    ):
-        if chance:
-            upto += chance
-            table.append((upto, fault))
-    assert upto < 1.0, faults
-    return table
-
-
-def _no_answer() -> StoreUnavailable:
-    return StoreUnavailable("the store did not answer")

@@ -2,21 +2,23 @@
 
     .venv/bin/python -m tests.support.reliability.simulation --seed 4711
 
-shows every operation of one history. For some virtual minutes things go wrong; then
-nothing does any more, and all processes that still run, and a new one, must come to an end.
+shows every operation of one history; `--gc` shows one of gc_histories.py. For some virtual minutes
+things go wrong; then nothing does any more, and all processes that still run, and a new one, must
+come to an end.
 """
 
 import argparse
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tests.support.reliability import gc_histories
+from tests.support.reliability.histories import MAX_SHOWN, Broken, History, Simulation, Tally
 from tests.support.reliability.sim_actors import (
     IDENTITY,
     TERMS,
@@ -28,16 +30,14 @@ from tests.support.reliability.sim_actors import (
     open_scratch,
     simulated,
 )
-from tests.support.reliability.sim_invariants import Broken, Referee
-from tests.support.reliability.sim_mutations import MUTATIONS, Mutation
-from tests.support.reliability.sim_process import Machine, Process
+from tests.support.reliability.sim_invariants import Referee
+from tests.support.reliability.sim_mutations import MUTATIONS
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, World
+from tests.support.reliability.sim_world import Faults, Machine, Process, World
 
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
-MAX_SHOWN = 10
 _SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
 _CHUNK = 500
 
@@ -49,65 +49,22 @@ class Kind:
     mutation: str = ""  # the protection that is missing
     forced: bool = False  # some runs ask for the artifact again
     revised: bool = False  # the artifact is revoked
+    gc: bool = False  # runs of three stages, and collections; none of the above
 
-    @property
-    def options(self) -> str:
-        """As the command line takes it."""
+    def command(self, seed: int) -> str:
+        """Return the command that shows a history."""
         mutation = f" --mutation {self.mutation}" if self.mutation else ""
-        return mutation + self.forced * " --forced" + self.revised * " --revised"
+        flags = "".join(f" --{n}" for n in ("forced", "revised", "gc") if getattr(self, n))
+        module = "tests.support.reliability.simulation"
+        return f".venv/bin/python -m {module} --seed {seed}{mutation}{flags}"
 
 
 PLAIN = Kind()
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """What one seed came to."""
-
-    seed: int
-    broken: str | None  # what did not hold
-    operations: int
-    seconds: float  # virtual
-    met: Counter[str]  # what happened how often
-    trace: list[str]
-
-
-@dataclass(kw_only=True)
-class Tally:
-    """What many seeds came to."""
-
-    histories: int = 0
-    operations: int = 0
-    cpu_seconds: float = 0.0
-    met: Counter[str] = field(default_factory=Counter)
-    broken: dict[int, str] = field(default_factory=dict)  # seed -> what did not hold
-
-    def count(self, history: History) -> None:
-        """Count one more."""
-        self.histories += 1
-        self.operations += history.operations
-        self.met += history.met
-        if history.broken is not None:
-            self.broken[history.seed] = history.broken
-
-    def add(self, other: "Tally") -> None:
-        """Count those of another process too."""
-        self.histories += other.histories
-        self.operations += other.operations
-        self.cpu_seconds += other.cpu_seconds
-        self.met += other.met
-        self.broken |= other.broken
-
-    def report(self, kind: Kind) -> str:
-        """One line for each history that broke, with the command that shows it."""
-        shown = list(self.broken.items())[:MAX_SHOWN]
-        lines = [f"{what}\n    {command_for(seed, kind)}" for seed, what in shown]
-        return "\n".join([f"{len(self.broken)} of {self.histories} histories broke", *lines])
-
-
-class _Simulation:
+class _Simulation(Simulation):
     def __init__(self, seed: int, kind: Kind, *, scratch: Path, trace: list[str] | None) -> None:
-        self.rng = rng = random.Random(seed)
+        rng = random.Random(seed)
         self.kind = kind
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
         store = chosen or rng.choice((SimStore, SimS3Store))
@@ -117,19 +74,13 @@ class _Simulation:
             clock_set=rng.choice((0, 0.01, 0.1)),
         )
         unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
-        self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
+        super().__init__(rng, World(seed, faults=replace(faults, **unknown), trace=trace))
         self.referee = Referee(
-            Objects(self.world),
-            IDENTITY,
-            ttl=TERMS.ttl,
-            contents={_SAME, _OTHER},
+            Objects(self.world), IDENTITY, ttl=TERMS.ttl, contents={_SAME, _OTHER}
         )
         self.scene = Scene(
             world=self.world, referee=self.referee, open_store=store, scratch=scratch
         )
-        self.running: set[Process] = set()
-        self.programs: dict[Process, Callable[[Process], Actor]] = {}
-        self.world.on_death = self.on_death
         for number in range(rng.choice((1, 2, 2, 3))):
             self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
         if rng.random() < 0.5:
@@ -162,27 +113,12 @@ class _Simulation:
             namespace = rng.choice((other.namespace, number))
             if user == other.user and rng.random() < 0.5:
                 home = other.home
-        skew = rng.uniform(-300.0, 300.0)
-        process = Process(
-            name, home=home, skew=skew, machine=machine, namespace=namespace, user=user
-        )
-        self.begin(process, program, after=self.rng.choice((1.0, 100.0)) * self.rng.random())
-
-    def begin(self, process: Process, program: Callable[[Process], Actor], *, after: float) -> None:
-        actor = program(process)
-
-        def run() -> None:
-            actor.main()
-            self.world.note(process, "is done")
-            self.running.discard(process)
-
-        self.running.add(process)
-        self.programs[process] = program
-        self.world.spawn(process, run, after=after)
+        process = Process(name, home, rng.uniform(-300.0, 300.0), machine, namespace, user)
+        self.begin(process, program, after=rng.choice((1.0, 100.0)) * rng.random())
 
     def on_death(self, process: Process) -> None:
         """Perhaps the machine is started again, and the process in the same home."""
-        self.running.discard(process)
+        self.running.pop(process, None)
         machine = process.machine
         if process.boot == machine.boot and self.rng.random() < 0.1:
             self.world.reboot(machine)
@@ -190,11 +126,9 @@ class _Simulation:
             self.world.met["started again"] += 1
             # Another container may have the home of the one before.
             namespace = self.rng.choice((process.namespace, len(self.programs)))
-            again = process.again(namespace=namespace)
-            self.begin(again, self.programs[process], after=30.0 * self.rng.random())
+            self.start_again(process, namespace=namespace)
 
     def run(self) -> None:
-        """Raises Broken."""
         self.world.run(lambda: not self.running, before=FAULTY_SECONDS)
         self.world.faulty = False
         self.start("last", partial(Builder, self.scene, run="last", content=_SAME))
@@ -212,26 +146,12 @@ def simulate(seed: int, kind: Kind = PLAIN, *, trace: bool = False) -> History:
 
 
 def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> History:
+    if kind.gc:
+        return gc_histories.simulate(seed, trace=trace)
     lines: list[str] = []
-    mutation = MUTATIONS[kind.mutation] if kind.mutation else Mutation()
     simulation = _Simulation(seed, kind, scratch=scratch, trace=lines if trace else None)
-    world, broken = simulation.world, None
-    with simulated(world), mutation.applied():
-        try:
-            simulation.run()
-        except Broken as error:
-            broken = str(error)
-            lines.append(broken)
-        finally:
-            world.close()
-    return History(
-        seed=seed,
-        broken=broken,
-        operations=world.operations,
-        seconds=world.now,
-        met=world.met,
-        trace=lines,
-    )
+    missing = MUTATIONS[kind.mutation].patches if kind.mutation else ()
+    return simulation.play(seed, lines, simulated(simulation.world, *missing))
 
 
 def simulate_many(seeds: range, kind: Kind = PLAIN, *, max_broken: int = MAX_SHOWN) -> Tally:
@@ -257,20 +177,15 @@ def simulate_in_two_processes(seeds: range, kind: Kind) -> Tally:
     return tally
 
 
-def command_for(seed: int, kind: Kind) -> str:
-    """The command that shows a history."""
-    return f".venv/bin/python -m tests.support.reliability.simulation --seed {seed}{kind.options}"
-
-
 def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True, help="of the history to show")
     parser.add_argument("--mutation", default="", choices=("", *MUTATIONS), help="take this out")
     parser.add_argument("--forced", action="store_true", help="some runs build it again")
     parser.add_argument("--revised", action="store_true", help="an artifact is taken back")
-    given = parser.parse_args()
-    kind = Kind(mutation=given.mutation, forced=given.forced, revised=given.revised)
-    history = simulate(given.seed, kind, trace=True)
+    parser.add_argument("--gc", action="store_true", help="garbage is collected")
+    given = vars(parser.parse_args())
+    history = simulate(given.pop("seed"), Kind(**given), trace=True)
     lines = [line.replace(IDENTITY.ref.prefix, "PLACE") for line in history.trace]
     print(*lines, *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
     return int(history.broken is not None)

@@ -100,9 +100,14 @@ def digests(job: Job) -> dict[str, str]:
 
 def reported(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
     """(kind, step) -> what each attempt reported of it, clocks left out."""
+    return values_in(job.events)
+
+
+def values_in(*logs: Path) -> dict[tuple[str, int], list[dict[str, float]]]:
+    """(kind, step) -> the values that logs of events have of it, clocks left out."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     # A job that was killed while it started has no such file.
-    for event in read_events(job.events) if job.events.exists() else ():
+    for event in (event for log in logs if log.exists() for event in read_events(log)):
         if event["kind"] in ("step", "eval"):
             values = {k: v for k, v in event["values"].items() if k not in CLOCKS}
             found.setdefault((event["kind"], event["step"]), []).append(values)

@@ -18,11 +18,11 @@ import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from flows.artifacts.publish import find_manifest, publish
-from flows.identity.fingerprint import Identity, identify
-from flows.identity.manifest import Manifest, Provenance
+from flows.identity.fingerprint import identify
+from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
@@ -30,6 +30,8 @@ from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import read_events
+from tests.support.flows.rows import PROVENANCE, no_fence
+from tests.support.flows.waiting import wait_until
 from tests.support.infra.storage.s3_server import client_environment, server_environment
 from tests.support.reliability import small_training
 
@@ -102,32 +104,16 @@ def seed(store: Store, directory: Path, vocab: int = small_training.VOCAB) -> di
             (output / "data").write_text("0")
         inputs = {source.name: done[source.name] for source in stage.inputs}
         digests = {name: manifest.digest for name, manifest in inputs.items()}
-        identity = identify(stage, run, digests)
-        done[stage.name] = _publish(store, identity, output, inputs)
+        done[stage.name] = publish(
+            store,
+            identify(stage, run, digests),
+            output,
+            logs=[],
+            inputs=inputs,
+            provenance=PROVENANCE,
+            check_lease=no_fence,
+        ).manifest
     return done
-
-
-def _publish(
-    store: Store, identity: Identity, output: Path, inputs: dict[str, Manifest]
-) -> Manifest:
-    provenance = Provenance(
-        run="seed",
-        owner="o",
-        epoch=1,
-        created="2026-11-21T05:53:38Z",
-        git_commit=None,
-        metrics={},
-        segments=(),
-    )
-    return publish(
-        store,
-        identity,
-        output,
-        logs=[],
-        inputs=inputs,
-        provenance=provenance,
-        check_lease=lambda: None,
-    ).manifest
 
 
 def look(store: Store) -> dict[str, Any]:
@@ -229,6 +215,9 @@ class Host:
         ]
 
 
+Hosts: TypeAlias = tuple[Host, Host, Callable[[], dict[str, Any]]]  # and what the store has
+
+
 def why_not() -> str | None:
     """Why this machine cannot play two hosts, or None."""
     name = f"nctry{os.getpid()}"
@@ -243,9 +232,7 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def two_hosts(
-    directory: Path, vocab: int = small_training.VOCAB
-) -> Generator[tuple[Host, Host, Callable[[], dict[str, Any]]]]:
+def two_hosts(directory: Path, vocab: int = small_training.VOCAB) -> Generator[Hosts]:
     """Two hosts, a seeded store that both reach, and what looks into it; gone afterwards."""
     hub, *names = (f"nc{os.getpid()}{letter}" for letter in "hab")
     environment = _environment()
@@ -347,16 +334,11 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def _wait_for_server() -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(f"http://{HUB}:{PORT}/_ministack/health", timeout=2).close()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        else:
-            return
+def _answers() -> bool:
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://{HUB}:{PORT}/_ministack/health", timeout=2).close()
+        return True
+    return False
 
 
 def main() -> None:
@@ -365,7 +347,7 @@ def main() -> None:
     if verb == "seed":
         from infra.storage.s3.store import S3Store
 
-        _wait_for_server()
+        wait_until(_answers, seconds=60)
         S3Store(f"s3://{BUCKET}").create_bucket()
         seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
     else:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from infra.storage.open import open_store
 from tests.integration.flows.evals.test_flow import events, label
 from tests.support.flows.rows import PROVENANCE
 from tests.support.flows.shelf import put_run
+from tests.support.flows.waiting import wait_until
 
 pytestmark = [pytest.mark.prefect, pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -102,13 +102,12 @@ def shuffle_head(store: Any, model: Manifest, directory: Path) -> Manifest:
 
 def wait_for_night(store: Any, count: int) -> Any:
     """The newest of so many finished evaluations."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        nights = [run for run in newest_runs(store, "eval-main") if run.status != "running"]
-        if len(nights) >= count:
-            return nights[0]
-        assert time.monotonic() < deadline
-        time.sleep(1)
+
+    def nights() -> list[Any]:
+        found = [run for run in newest_runs(store, "eval-main") if run.status != "running"]
+        return found if len(found) >= count else []
+
+    return wait_until(nights, seconds=SECONDS, every=1.0)[0]
 
 
 def test_a_shuffled_head_raises_the_alert_of_the_nightly_evaluation(

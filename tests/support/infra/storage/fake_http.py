@@ -6,11 +6,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.support.infra.storage.misbehaviour import (
@@ -25,36 +24,16 @@ from tests.support.infra.storage.misbehaviour import (
     Request,
 )
 
+if TYPE_CHECKING:  # which imports this module
+    from tests.support.infra.storage.fake_s3 import FakeS3
+
 LONGEST_WAIT = 6  # requests until a replayed one arrives
 _PIECES = 20  # of an answer that drips
 _READS, _WRITES = ("GET", "HEAD"), ("PUT", "POST", "DELETE")
 _OF_S3 = {"x-amz-request-id": "fault"}
 
 
-class Fake(Protocol):
-    """Answers the requests."""
-
-    quirks: set[Quirk]
-    seed: int
-    slow: float  # seconds of an answer that drips
-    connections: set[socket.socket]
-    later: list[tuple[int, Request]]  # with the number of the request before which it comes
-    now: Callable[[], float]
-
-    def meet(self, request: Request) -> tuple[int, Fault | None]:
-        """Count a request; return its number and what happens to it."""
-        ...
-
-    def answer(self, request: Request) -> Answer:
-        """Carry a request out. Raises FakeError."""
-        ...
-
-    def note(self, number: int, kind: Kind, request: Request) -> None:
-        """Record that a fault happened."""
-        ...
-
-
-def serve(fake: Fake, *, is_calm: bool = False) -> ThreadingHTTPServer:
+def serve(fake: "FakeS3", *, is_calm: bool = False) -> ThreadingHTTPServer:
     """Serve on a free port, in threads, until it is shut down; a calm one without faults."""
     handler = type("Handler", (_Handler,), {"fake": fake, "is_calm": is_calm})
     server = _Server(("127.0.0.1", 0), handler)
@@ -72,7 +51,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """A connection."""
 
-    fake: Fake
+    fake: "FakeS3"
     is_calm: bool
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -162,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _carry_out(
-    fake: Fake, request: Request, fault: Fault | None, number: int, chance: random.Random
+    fake: "FakeS3", request: Request, fault: Fault | None, number: int, chance: random.Random
 ) -> tuple[Answer, bool]:
     """Return the answer to a request, and whether the fault could happen to it."""
     happened = True
@@ -207,7 +186,7 @@ def _refusal(request: Request, fault: Fault, chance: random.Random) -> Answer | 
             return None
 
 
-def _outcome(fake: Fake, request: Request) -> Answer:
+def _outcome(fake: "FakeS3", request: Request) -> Answer:
     try:
         return fake.answer(request)
     except FakeError as error:

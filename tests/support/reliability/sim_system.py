@@ -1,32 +1,19 @@
-"""Threads, events, clocks and names of simulated processes, in place of the system's.
-
-A thread is another greenlet of the same process; waiting and sleeping take virtual time.
-"""
+"""What simulated processes have in place of the system's clock, threads, names and /proc."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent
 
 from nanochat_core.runtime.process_start import Stat
-from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_world import World
-
-
-class _Waiter:
-    __slots__ = ("caller", "is_done", "process")
-
-    def __init__(self, process: Process) -> None:
-        self.caller: greenlet = getcurrent()
-        self.process = process
-        self.is_done = False
 
 
 class _Event:
     def __init__(self, world: World) -> None:
         self._world = world
         self._is_set = False
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[Callable[[], None]] = []
 
     def is_set(self) -> bool:
         return self._is_set
@@ -34,29 +21,30 @@ class _Event:
     def set(self) -> None:
         self._is_set = True
         for waiter in self._waiters:
-            self._world.at(self._world.now, self._fire, waiter)
+            self._world.at(self._world.now, waiter)
         self._waiters.clear()
 
     def wait(self, timeout: float | None = None) -> bool:
-        process = self._world.current()
+        process, caller = self._world.current(), getcurrent()
+        ends: list[float] = []  # the first one counts: the event or the timeout
+
+        def end() -> None:
+            ends.append(self._world.now)
+            if len(ends) == 1:
+                self._world.wake(process, caller, None)
+
         if not self._is_set:
-            waiter = _Waiter(process)
-            self._waiters.append(waiter)
+            self._waiters.append(end)
             if timeout is not None:
-                self._world.at(self._world.now + timeout, self._fire, waiter)
+                self._world.at(self._world.now + timeout, end)
             self._world.wait(process)
         return self._is_set
 
-    def _fire(self, waiter: _Waiter) -> None:
-        if not waiter.is_done:
-            waiter.is_done = True
-            self._world.wake((waiter.process, waiter.caller, None))
-
 
 class _Thread:
-    def __init__(
-        self, world: World, target: Callable[[], None], name: str, daemon: bool = False
-    ) -> None:
+    """Another greenlet of the same process."""
+
+    def __init__(self, world: World, target: Callable[[], None]) -> None:
         self._world = world
         self._target = target
         self._ended = _Event(world)
@@ -75,8 +63,11 @@ class _Thread:
         self._ended.set()
 
 
-class SimThreading:
-    """Stands where a module of the product has `threading`."""
+class SimSystem:
+    """Stands where modules of the product have `threading`, `time`, `os` and `socket`.
+
+    Waiting and sleeping take virtual time. Also what flows.leases.process reads of /proc and /etc.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -87,14 +78,7 @@ class SimThreading:
 
     def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> _Thread:
         """See threading.Thread."""
-        return _Thread(self._world, target, name, daemon)
-
-
-class SimTime:
-    """Stands where a module of the product has `time`."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
+        return _Thread(self._world, target)
 
     def monotonic(self) -> float:
         """See time.monotonic."""
@@ -107,13 +91,6 @@ class SimTime:
     def sleep(self, seconds: float) -> None:
         """See time.sleep."""
         self._world.sleep(self._world.current(), seconds)
-
-
-class SimSystem:
-    """Stands where flows.leases.process has `os`, `socket` and what it reads of /proc and /etc."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
 
     def getpid(self) -> int:
         """See os.getpid."""
