@@ -19,7 +19,7 @@ from prefect.states import Cancelled
 
 from flows.building.context import Watch
 from flows.orchestration.client import NOT_ANSWERING
-from flows.orchestration.stage_runs import is_cancelled
+from flows.orchestration.stage_runs import is_cancelled, was_cancelled_before
 from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
 from infra.launch.torchrun import StageInterrupted
@@ -91,6 +91,8 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     run, caller = flow_run.get_id(), LOCAL_RUN.get()
     state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
     if caller is None:
+        if was_cancelled_before(run):
+            return state
         try:
             return body()
         except TerminationSignal:

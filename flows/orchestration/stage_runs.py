@@ -120,6 +120,19 @@ def is_cancelled(flow_run_id: str | None) -> bool:
     return False
 
 
+def was_cancelled_before(flow_run_id: str | None) -> bool:
+    """Return whether this flow run was cancelled before its process began it.
+
+    Prefect ends such a run after five minutes, and still lets a process begin it that took longer
+    to start. False if Prefect does not answer.
+    """
+    if flow_run_id is not None:
+        with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
+            before = client.read_flow_run_states(UUID(flow_run_id))[:-1]  # the oldest first
+            return bool(before) and before[-1].type in _STOPPED
+    return False
+
+
 @contextlib.contextmanager
 def keeping_signals(stop: threading.Event) -> Generator[None]:
     """Set `stop` when SIGTERM or Ctrl-C arrives, and raise at the end what their handlers raise.

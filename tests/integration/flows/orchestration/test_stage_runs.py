@@ -29,9 +29,11 @@ from tests.integration.flows.orchestration.test_dispatch import (
     quick,
     threads,
 )
+from tests.support.deployments.fixtures import api
+from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.pools import read_run
 
-__all__ = ["make_caller", "pool", "quick", "threads"]
+__all__ = ["api", "make_caller", "pool", "quick", "threads"]
 
 pytestmark = pytest.mark.prefect
 
@@ -223,3 +225,37 @@ def test_a_stopped_command_cancels_its_remote_stages(error, tmp_path, monkeypatc
     record: Any = SimpleNamespace(end=ended.append)
     assert stage_runs.stop_stages(error, context, [], {"run-1": record})
     assert (cancelled, ended) == (["run-1"], ["interrupted"])
+
+
+@pytest.mark.parametrize(
+    ("states", "is_built"),
+    [
+        ("pending cancelling cancelled running", False),  # its process took long to start
+        ("pending running", True),
+        ("pending running cancelling cancelled scheduled pending running", True),  # Retry
+    ],
+)
+def test_a_run_that_was_cancelled_before_its_process_began_it_builds_nothing(
+    api: PrefectApi, monkeypatch: pytest.MonkeyPatch, states: str, is_built: bool
+) -> None:
+    from flows.orchestration import caller, one_stage
+
+    name = f"late-{uuid4().hex}"
+    flow = api.post("/flows/", {"name": name})["id"]
+    run = api.start(api.post("/deployments/", {"name": name, "flow_id": flow})).json()["id"]
+    for state in states.split():
+        api.set_state(run, state)
+    for module in (caller, one_stage):
+        monkeypatch.setattr(module.flow_run, "get_id", lambda: run)
+
+    def build() -> Any:
+        raise RuntimeError("it builds")
+
+    monkeypatch.setattr(one_stage, "stage_of", lambda request: build())
+    request: Any = SimpleNamespace(run="late")
+    for begin in (lambda: caller.end_when_cancelled(build), lambda: one_stage._build(request)):
+        if is_built:
+            with pytest.raises(RuntimeError, match="it builds"):
+                begin()
+        else:
+            assert begin().is_cancelled()
