@@ -9,15 +9,12 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from urllib3.exceptions import HTTPError
 
 from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
-
-if TYPE_CHECKING:  # imported where a cluster is asked: it takes a second
-    from kubernetes.client import ApiClient
 
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # as pods see it
@@ -30,21 +27,18 @@ _RETRYABLE_CODES = (408, 409, 429)  # status codes 4xx that a later request may 
 
 
 class Kubernetes:
-    """A namespace of a cluster, through its API server."""
+    """A namespace of a cluster, through its API server; `client` is an ApiClient."""
 
-    def __init__(
-        self, client: "ApiClient", namespace: str, *, template: Path, queue: str | None
-    ) -> None:
-        from kubernetes.client import CoreV1Api, CustomObjectsApi
+    def __init__(self, client: Any, namespace: str, *, template: Path, queue: str | None) -> None:
+        from kubernetes.client import CoreV1Api, CustomObjectsApi  # here: it takes a second
 
         # Its calls for JobSets leave it out.
-        client.default_headers["Content-Type"] = "application/json"  # pyright: ignore[reportUnknownMemberType]
+        client.default_headers["Content-Type"] = "application/json"
         self._jobsets = CustomObjectsApi(client)
         self._kind = ("jobset.x-k8s.io", "v1alpha2", namespace, "jobsets")
         self._pods = CoreV1Api(client)
         self._namespace = namespace
-        self._template = template
-        self._queue = queue
+        self._template, self._queue = template, queue
         self._read_at: dict[str, float] = {}  # by pod: when its log was last read
 
     def find(self, name: str) -> str | None:
