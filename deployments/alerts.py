@@ -98,25 +98,11 @@ def _post(
 
 
 def _save_address(url: str) -> UUID:
-    """Store the URL in the block if it differs; return the block's id."""
+    """Store the URL in the block; return the block's id, which stays."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
             "the webhook is not an address", hint="set NANOCHAT_WEBHOOK to a URL with https://"
         )
-    wanted = {"url": url, "headers": {"Content-Type": "application/json"}}
-    block: Any  # Prefect types what it loads as awaitable
-    try:
-        block = Webhook.load(BLOCK)
-    except ValueError:  # Prefect's error for a block that does not exist
-        block = None
-    # Saved only if it differs, so that registering again changes nothing.
-    if block is None or _facts(block) != wanted:
-        block = Webhook(url=SecretStr(url), headers=SecretDict(wanted["headers"]))
-        block.save(BLOCK, overwrite=True)
-    found = block._block_document_id  # Prefect has no public name for it
-    assert found is not None
-    return found
-
-
-def _facts(block: Webhook) -> dict[str, Any]:
-    return {"url": block.url.get_secret_value(), "headers": block.headers.get_secret_value()}
+    block = Webhook(url=SecretStr(url), headers=SecretDict({"Content-Type": "application/json"}))
+    saved: Any = block.save(BLOCK, overwrite=True)  # Prefect types it as awaitable too
+    return saved

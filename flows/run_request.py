@@ -213,7 +213,19 @@ Retries: TypeAlias = Annotated[int, RETRY]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest:
+class Placed:
+    """Where something is built, and how. No result depends on it, up to rounding."""
+
+    gpus: Gpus = None
+    place: Place = ()
+    store: StoreUrl = None
+    pool: GpuPool = None
+    retries: Retries = RETRIES
+    strict: Strict = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Placed):
     """A run of a profile: what is trained, which stages, and where."""
 
     profile: ProfileName = "tiny"
@@ -270,13 +282,7 @@ class RunRequest:
         ),
     ] = ()
     run_name: RunName = None
-    gpus: Gpus = None
-    place: Place = ()
-    store: StoreUrl = None
-    pool: GpuPool = None
     nodes: Nodes = 1
-    retries: Retries = RETRIES
-    strict: Strict = False
 
     @property
     def resolved(self) -> "RunRequest":

@@ -13,7 +13,6 @@ Tables are `pyarrow.Table`: where pandas is installed, `to_pandas()` gives a Dat
 """
 
 import logging
-import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,10 +33,11 @@ from flows.artifacts.names import (
     watch_nothing,
 )
 from flows.artifacts.runs import Run, latest_runs
+from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions, device_of
 from flows.cli.use.chat_session import ChatSession, Sampling
 from flows.compare.query import query_store
-from flows.compare.tables import METRICS, write_file
+from flows.compare.tables import METRICS
 from flows.identity.manifest import Manifest
 from flows.interop.hub_model import name_in_store
 from infra.storage.base import Store
@@ -92,13 +92,11 @@ class Client:
         Raises ArtifactError if the artifact has no steps.
         """
         manifest = self.artifact(name)
-        with tempfile.TemporaryDirectory(prefix="nanochat-curve-") as directory:
-            path = Path(directory) / METRICS
-            if not write_file(self.store, manifest, METRICS, path):
-                raise ArtifactError(
-                    f"{manifest.name} has no steps", hint="stages that train have: pretrain, sft"
-                )
-            return pq.read_table(path, memory_map=False).sort_by("step")
+        if (data := read_file(self.store, manifest, METRICS)) is None:
+            raise ArtifactError(
+                f"{manifest.name} has no steps", hint="stages that train have: pretrain, sft"
+            )
+        return pq.read_table(pa.BufferReader(data)).sort_by("step")
 
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one select over the views that `nanochat sql` lists."""

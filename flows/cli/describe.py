@@ -7,7 +7,7 @@ from flows.cli.output import age
 from flows.cli.progress import count_of
 from flows.identity.manifest import Facts, File, Manifest
 from flows.identity.ref import short
-from flows.render.events import interval, is_end
+from flows.render.paired import rows_of
 from flows.render.table import Table, facts, numbers, texts
 from flows.render.text import duration, number
 
@@ -83,11 +83,9 @@ def _facts(
 
 
 def _metrics(metrics: Facts) -> Iterator[str]:
-    for name, value in metrics.items():
-        if not is_end(metrics, name):
-            shown = number(value) if isinstance(value, float) else value
-            between = interval(metrics, name)
-            yield f"{name} = {shown}" + (f" ({between})" if between else "")
+    for name, value, between in rows_of(metrics):
+        shown = number(value) if isinstance(value, float) else value
+        yield f"{name} = {shown}" + (f" ({between})" if between else "")
 
 
 def _execution(segment: Facts) -> str:

@@ -6,23 +6,26 @@ the two were independent. A number without an interval, such as a loss of traini
 without one.
 """
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from flows.compare.tables import eval_rows, write_file
+from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
-from flows.render.paired import FILES, NONE, Delta, Pairs, Score, delta_of, pair
+from flows.render.paired import NONE, Delta, Pairs, Score, delta_of, pair, scores_in
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
+
+_LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
+
+
+def direction(metric: str) -> int:
+    """Return 1 if more of a metric is better, -1 if less is."""
+    return -1 if metric.endswith(_LESS_IS_BETTER) else 1
 
 
 def scores_of(manifest: Manifest) -> dict[str, Score]:
     """Return every metric of an artifact, by name."""
-    return {
-        row["metric"]: Score(value=row["value"], low=row["low"], high=row["high"])
-        for row in eval_rows(manifest)
-    }
+    return scores_in(manifest.provenance.metrics)
 
 
 def delta_between(store: Store, old: Manifest, new: Manifest, metric: str) -> Delta:
@@ -45,12 +48,9 @@ def pairs_of(store: Store, manifests: Sequence[Manifest | None]) -> list[Pairs]:
     There are none without an artifact, or its files. Raises ArtifactError if a file is missing or
     damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="nanochat-pairs-") as directory:
-        # By number, since an artifact may be compared with itself.
-        rooms = [Path(directory) / str(number) for number in range(len(manifests))]
-        for room, manifest in zip(rooms, manifests, strict=True):
-            room.mkdir()
-            if manifest is not None:
-                for name in FILES:
-                    write_file(store, manifest, name, room / name)
-        return [pair(rooms[0], room) for room in rooms[1:]]
+
+    def read(manifest: Manifest | None, name: str) -> bytes | None:
+        return read_file(store, manifest, name) if manifest else None
+
+    first, *others = (partial(read, manifest) for manifest in manifests)
+    return [pair(first, other) for other in others]

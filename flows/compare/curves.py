@@ -8,12 +8,13 @@ from flows.artifacts.transfer import read_file
 from flows.compare.tables import METRICS
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart, Points, thin
-from flows.render.parquet import read_rows
+from flows.render.paired import read_rows
 from flows.stages import Quantity
 from flows.stages import curves_of as quantities_of
 from infra.storage.base import Store
 
 _BLOCKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+WIDTH = 48
 GAP = "\u00b7"  # an empty cell; not a space, since tables strip spaces
 
 
@@ -37,14 +38,13 @@ def drawn(chart: Chart, names: Sequence[str]) -> list[str]:
     """Return a chart as lines for a terminal: a title, then each curve on the same scale."""
     steps = [step for points in chart.curves for step, _ in points]
     # The scale of thinned points, which are averages: single noisy steps would stretch it.
-    low, high = scale_of([value for points in chart.curves for _, value in thin(points, 48)])
+    values = [value for points in chart.curves for _, value in thin(points, WIDTH)]
+    (first, last), (low, high) = ends = (min(steps), max(steps)), (min(values), max(values))
     width = max(map(len, names))
-    first, last = min(steps), max(steps)
     lines = [f"{chart.quantity.title}, steps {first} to {last}, {low:.4g} to {high:.4g}"]
     for name, points in zip(names, chart.curves, strict=True):
-        line = curve(points, first=first, last=last, low=low, high=high)
         ending = f"{points[-1][1]:.4g}" if points else "not recorded"
-        lines.append(f"  {name.ljust(width)}  {line}  {ending}")
+        lines.append(f"  {name.ljust(width)}  {curve(points, *ends)}  {ending}")
     return lines
 
 
@@ -71,37 +71,22 @@ def _read(store: Store, manifest: Manifest | None, wanted: Sequence[Quantity]) -
     }
 
 
-def curve(
-    points: Points, *, first: int, last: int, low: float, high: float, width: int = 48
-) -> str:
-    """Return values over the steps `first` to `last` as `width` blocks whose height is the value.
+def curve(points: Points, steps: tuple[int, int], values: tuple[float, float]) -> str:
+    """Return a curve as WIDTH blocks over these steps, whose height is the value between `values`.
 
-    Each block is the mean of its share of the steps. One without a step is a gap, unless there are
-    steps on both sides: then it has the height of the block before.
+    Each block is the mean of its share of the steps; one without a step is a gap.
     """
-    cells: list[list[float]] = [[] for _ in range(width)]
+    (first, last), (low, high) = steps, values
+    cells: dict[int, list[float]] = {}
     for step, value in points:
-        share = (step - first) / max(last - first, 1)
-        if 0 <= share <= 1:
-            # min: the last step has share 1 and belongs to the last cell.
-            cells[min(int(share * width), width - 1)].append(value)
-    known = [i for i, cell in enumerate(cells) if cell]
-    shown = ""
-    for i, cell in enumerate(cells):
-        if cell:
-            shown += _block(math.fsum(cell) / len(cell), low, high)
-        else:
-            between = bool(known) and known[0] < i < known[-1]
-            shown += shown[-1] if between else GAP
-    return shown
-
-
-def scale_of(numbers: Sequence[float | None]) -> tuple[float, float]:
-    """Return the smallest and the largest of the finite numbers, of which there must be one."""
-    finite = [n for n in numbers if n is not None and math.isfinite(n)]
-    return min(finite), max(finite)
-
-
-def _block(value: float, low: float, high: float) -> str:
-    share = (value - low) / (high - low) if high > low else 0.5
-    return _BLOCKS[min(max(int(share * len(_BLOCKS)), 0), len(_BLOCKS) - 1)]
+        place = int((step - first) / max(last - first, 1) * WIDTH)
+        cells.setdefault(min(place, WIDTH - 1), []).append(value)  # the last step is in the last
+    means = {place: math.fsum(found) / len(found) for place, found in cells.items()}
+    heights = {
+        place: int((mean - low) / (high - low) * len(_BLOCKS)) if high > low else len(_BLOCKS) // 2
+        for place, mean in means.items()
+    }
+    return "".join(
+        _BLOCKS[min(max(heights[i], 0), len(_BLOCKS) - 1)] if i in heights else GAP
+        for i in range(WIDTH)
+    )

@@ -26,36 +26,13 @@ _LOCKED = (
 _MAX_MESSAGE = 300  # characters of an error
 
 
-def select(query: str, tables: Mapping[str, Any]) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return columns and rows of one statement over views, as `read_tables` returns them.
-
-    Raises ConfigError, in one line, for a statement that is wrong or not a query.
-    """
-    with _answer(query, tables) as found:
-        return found.columns, found.fetchall()
-
-
 def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
     """Return the answer to one statement over the views of a store, as a pyarrow.Table.
 
-    The second value says which records were skipped, and why. Raises like `select`.
+    The second value says which records were skipped, and why. Raises ConfigError, in one line, for
+    a statement that is wrong or not a query.
     """
-    tables, problems = read_tables(store, views_in(query))
-    with _answer(query, tables) as found:
-        return found.to_arrow_table(), list(dict.fromkeys(problems))
-
-
-def views_in(query: str) -> set[str]:
-    """Return the views whose names occur in a query.
-
-    No others are written: steps and examples are a file per artifact.
-    """
-    return {word.lower() for word in re.findall(r"\w+", query)} & VIEWS.keys()
-
-
-@contextlib.contextmanager
-def _answer(query: str, tables: Mapping[str, Any]) -> Generator[duckdb.DuckDBPyRelation]:
-    """Yield the rows of one statement. Raises like `select`, also while they are read."""
+    tables, problems = read_tables(store, _views_in(query))
     with _opened(tables) as connection:
         try:
             statements = connection.extract_statements(query)
@@ -66,19 +43,29 @@ def _answer(query: str, tables: Mapping[str, Any]) -> Generator[duckdb.DuckDBPyR
             kind = statements[0].type.name
             if kind not in _READING:
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
-            yield connection.sql(statements[0])
+            return connection.sql(statements[0]).to_arrow_table(), problems
         except duckdb.Error as error:
             raise _mistake(error) from error
 
 
-def columns_of(tables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the columns of each view with their types."""
+def columns_in(store: Store) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the columns of each view with their types, and which records were skipped."""
+    # Only the files of these two know all their columns.
+    tables, problems = read_tables(store, {"steps", "examples"})
     with _opened(tables) as connection:
         rows = connection.execute(
             "SELECT table_name, column_name || ' ' || lower(data_type) FROM duckdb_columns() "
             "WHERE NOT internal ORDER BY table_oid, column_index"
         ).fetchall()
-    return {name: [column for table, column in rows if table == name] for name in VIEWS}
+    return {name: [column for table, column in rows if table == name] for name in VIEWS}, problems
+
+
+def _views_in(query: str) -> set[str]:
+    """Return the views whose names occur in a query.
+
+    No others are written: steps and examples are a file per artifact.
+    """
+    return {word.lower() for word in re.findall(r"\w+", query)} & VIEWS.keys()
 
 
 @contextlib.contextmanager

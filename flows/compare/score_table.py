@@ -6,26 +6,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from flows.compare.compare import direction
 from flows.render.charts import Chart, line_style
-from flows.render.page import Page, Section, write_whole
+from flows.render.page import Page, Section
 from flows.render.paired import Delta
 from flows.render.table import Cell, Table, texts
-from flows.render.text import count, listed, number, percent
-from flows.render.vega import IN_PAGE
+from flows.render.text import listed, number, percent
 from flows.stages import EVALUATORS, REPORT, STAGES
-from infra.storage.files import writing
+from infra.storage.files import write_whole, writing
 from nanochat_core.errors import ConfigError
 
 _EVALUATIONS = {stage.name for stage in EVALUATORS.values()}
 _SHARES = ("pass_at_1", "pass_at_1_first", "waste")  # of stages that train or prepare data
-_LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
 _TITLES = {
     **{"core": "CORE", "chatcore": "ChatCORE", "pass_at_1": "pass@1"},
     **{"val_bpb": "bits per byte", "train_bpb": "training bits per byte"},
     **{"val_loss": "validation loss", "flops": "FLOPs"},
 }
 _MAX_NAMED = 4
-_LARGE = 1e9  # counts from here on are written with a unit
 _DELTA = 4  # index of the second run's difference in a row
 
 Row: TypeAlias = Sequence[Cell]
@@ -79,11 +77,6 @@ class Compared:
         first, *others = self.names
         pairs = (word for name in others for word in (name, "difference"))
         return Table(columns=texts("stage", title, first, *pairs), rows=rows, key=1)
-
-
-def direction(metric: str) -> int:
-    """Return 1 if more of a metric is better, -1 if less is."""
-    return -1 if metric.endswith(_LESS_IS_BETTER) else 1
 
 
 def score_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -169,9 +162,7 @@ def _cells(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> tu
 
 
 def _number(value: float) -> str:
-    if value.is_integer():
-        return count(value) if abs(value) >= _LARGE else number(int(value))
-    return number(value)
+    return number(int(value) if value.is_integer() else value)
 
 
 _FOOTER = """Differences are from the first. A coloured one is larger than other questions of the
@@ -182,8 +173,8 @@ def page_of(compared: Compared) -> str:
     """Return a comparison as HTML. The same numbers give the same text."""
     training = Section(
         title="Training",
-        key={name: line_style(index, IN_PAGE) for index, name in enumerate(compared.names)},
-        charts=[(c.quantity.title, c.quantity.caption, "", c) for c in compared.charts],
+        key={name: line_style(index) for index, name in enumerate(compared.names)},
+        charts=[chart.panel for chart in compared.charts],
         table=compared.table("training", compared.others),
     )
     same = [compared.same_artifacts] if compared.same else []

@@ -7,7 +7,6 @@ steps and examples are one more file each. Missing or damaged objects are skippe
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, indexed
@@ -15,6 +14,7 @@ from flows.artifacts.runs import Run, find_run
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
+from flows.render.paired import scores_in
 from flows.stages import STAGES
 from infra.parallel import in_parallel
 from infra.storage.base import Store
@@ -93,45 +93,18 @@ def read_tables(store: Store, wanted: Collection[str]) -> tuple[dict[str, Any], 
         manifests = _read_manifests(store, runs, problems)
         tables["stages"] = _table("stages", _stage_rows(runs, manifests))
         tables["artifacts"] = _table("artifacts", map(_artifact_row, manifests.values()))
-        evals = (row for manifest in manifests.values() for row in eval_rows(manifest))
+        evals = (row for manifest in manifests.values() for row in _eval_rows(manifest))
         tables["evals"] = _table("evals", evals)
         for name in sorted(set(wanted) & {"steps", "examples"}):
             tables[name] = _read_files(store, name, list(manifests.values()), problems)
-    return {name: table for name, table in tables.items() if table is not None}, problems
+    found = {name: table for name, table in tables.items() if table is not None}
+    return found, list(dict.fromkeys(problems))
 
 
-def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
-    """Write the artifact's file or log called `name` to `path`; return False if it has none.
-
-    Raises ArtifactError if the file is missing or damaged.
-    """
-    data = read_file(store, manifest, name)
-    if data is None:
-        return False
-    path.write_bytes(data)
-    return True
-
-
-def eval_rows(manifest: Manifest) -> Iterator[Row]:
-    """Yield a row for each metric of an artifact, with the ends of its interval in columns."""
-    numbers = dict(_numbers("", manifest.provenance.metrics))
-    for name, value in numbers.items():
-        base, _, end = name.rpartition("_")
-        # A name that merely ends in _low or _high, without its base next to it, is a metric.
-        if end in ("low", "high") and base in numbers:
-            continue
-        ends = {end: numbers.get(f"{name}_{end}") for end in ("low", "high")}
-        key = {"stage": manifest.stage, "fingerprint": manifest.fingerprint}
-        yield {**key, "metric": name, "value": value, **ends}
-
-
-def _numbers(prefix: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(f"{prefix}{name}.", value)  # pyright: ignore[reportUnknownArgumentType]
-        # In Python bool is a subclass of int, but a flag is not a measurement.
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", float(value)
+def _eval_rows(manifest: Manifest) -> Iterator[Row]:
+    key = {"stage": manifest.stage, "fingerprint": manifest.fingerprint}
+    for name, score in scores_in(manifest.provenance.metrics).items():
+        yield {**key, "metric": name, **vars(score)}
 
 
 def _read_runs(store: Store, problems: list[str]) -> list[Run]:

@@ -9,19 +9,18 @@ of pairs of answers or of rows of text, excludes 0. Without an interval the rule
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
 from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
-from flows.compare.compare import delta_between, scores_of
-from flows.compare.score_table import direction
+from flows.compare.compare import delta_between, direction, scores_of
 from flows.evals.suite import Against, EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.render.paired import Delta, Score
-from flows.render.text import number
+from flows.render.text import listed, number
 from flows.stages import EVALUATORS
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -83,21 +82,7 @@ class Assessment:
     @property
     def facts(self) -> dict[str, Any]:
         """The assessment as JSON values, for programs."""
-        baseline, delta = self.baseline, self.delta
-        return {
-            "metric": self.metric,
-            "value": self.score.value,
-            "interval": [self.score.low, self.score.high],
-            "baseline": baseline and baseline.value,
-            "baseline_interval": baseline and [baseline.low, baseline.high],
-            "baseline_run": self.baseline_run,
-            "delta": delta and delta.value,
-            "delta_interval": delta and [delta.low, delta.high],
-            "inside_interval": self.is_inside,
-            "drop": self.drop,
-            "regressed": self.regressed,
-            "text": self.text,
-        }
+        return {**asdict(self), "inside_interval": self.is_inside, "text": self.text}
 
 
 def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
@@ -137,15 +122,13 @@ def assess(
         and metric in scores_of(evaluation.manifest)
     ]
     found = Assessment(metric=metric, score=scores[metric], drop=rule.drop)
-    baseline = _baseline(earlier, metric, rule.against)
-    if baseline is None:
+    if (baseline := _baseline(earlier, metric, rule.against)) is None:
         return found
-    delta = delta_between(store, baseline.manifest, newest.manifest, metric)
     found = replace(
         found,
         baseline=scores_of(baseline.manifest)[metric],
         baseline_run=baseline.run.run,
-        delta=delta,
+        delta=(delta := delta_between(store, baseline.manifest, newest.manifest, metric)),
     )
     # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
     is_worse = -delta.value * direction(metric) > rule.drop
@@ -157,23 +140,19 @@ def _same_suite(first: Manifest, second: Manifest) -> bool:
     return first.stage == second.stage and _suite(first) == _suite(second)
 
 
-def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, Any]]:
+def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, str]]:
     """Return a history as table rows in its order: the metric first, then the other scores."""
-    rows: list[dict[str, Any]] = []
-    for evaluation in history:
-        scores = scores_of(evaluation.manifest)
-        score = scores.get(metric)
-        row: dict[str, Any] = {
+    return [
+        {
             "started": evaluation.run.started,
             "run": evaluation.run.run,
             "model": short(evaluation.model),
             "evaluation": short(evaluation.manifest.fingerprint),
-            metric: None,
-            "low": score and score.low,
-            "high": score and score.high,
+            metric: "",
+            **{name: score.text() for name, score in scores_of(evaluation.manifest).items()},
         }
-        rows.append(row | {name: score.value for name, score in scores.items()})
-    return rows
+        for evaluation in history
+    ]
 
 
 def _suite(manifest: Manifest) -> tuple[Any, ...]:
@@ -194,7 +173,7 @@ def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: EvalRequest) 
     why = manifest.provenance.metrics.get(f"{wanted[0]}_failed")
     raise ConfigError(
         f"{manifest.name} has not measured {named}" + (f": {why}" if why else ""),
-        hint=f"it has measured: {', '.join(list(scores)[:_SHOWN_NAMES]) or 'nothing'}",
+        hint=f"it has measured: {listed(list(scores), _SHOWN_NAMES) or 'nothing'}",
     )
 
 

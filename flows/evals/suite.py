@@ -8,7 +8,7 @@ that the run has made already is therefore the same artifact, and is reused from
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
@@ -19,20 +19,7 @@ from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
 from flows.profiles import PROFILES
-from flows.run_request import (
-    NAME,
-    RETRIES,
-    GpuPool,
-    Gpus,
-    Option,
-    Overrides,
-    Place,
-    Retries,
-    RunRequest,
-    StoreUrl,
-    Strict,
-    shared,
-)
+from flows.run_request import NAME, Option, Overrides, Placed, RunRequest, shared
 from flows.stages import BASE_EVAL, EVALUATORS, PRETRAIN, ROWS, SFT, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
@@ -57,7 +44,7 @@ MODEL = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRequest:
+class EvalRequest(Placed):
     """An evaluation of a model: the suite, the rule for what counts as worse, and where."""
 
     model: Annotated[str, MODEL] = "main"
@@ -97,12 +84,6 @@ class EvalRequest:
         ),
     ] = "previous"
     overrides: Overrides = ()
-    gpus: Gpus = None
-    place: Place = ()
-    store: StoreUrl = None
-    pool: GpuPool = None
-    retries: Retries = RETRIES
-    strict: Strict = False
 
 
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
@@ -133,19 +114,9 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
 
     Without a profile the settings are those of the model's own run. Only settings of the evaluation
     and of its data can be overridden. Raises ConfigError, ArtifactError or ModelError if the name
-    is not a model's, the model cannot be evaluated, an override does not affect the evaluation, or
-    the rule for what counts as worse is wrong.
+    is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
     """
     model, profile, overrides = request.model, request.profile, request.overrides
-    if not request.drop >= 0:
-        raise ConfigError(
-            f"drop is {request.drop}, below 0",
-            hint="0 reports every loss, 0.02 only those above 0.02",
-        )
-    if request.against not in get_args(Against):
-        raise ConfigError(
-            f"against is '{request.against}'", hint=f"one of: {', '.join(get_args(Against))}"
-        )
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
     if manifest.architecture is not None:

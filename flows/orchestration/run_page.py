@@ -13,8 +13,7 @@ from flows.building.build import Built
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import Plan
 from flows.plan.render import table, totals
-from flows.render.events import is_end
-from flows.render.paired import Score
+from flows.render.paired import scores_in
 from flows.render.table import Table, texts
 from flows.render.text import size
 from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
@@ -75,14 +74,9 @@ def score_table(built: Mapping[str, Built]) -> Table:
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Return the scores among the metrics of an evaluation, with their intervals."""
-    return {
-        name: Score(
-            value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high")
-        ).text()
-        for name, value in metrics.items()
-        if isinstance(value, float) and not is_end(metrics, name)
-    }
+    """Return the scores among the metrics of an evaluation, with their intervals; no counts."""
+    found = scores_in(metrics).items()
+    return {name: score.text() for name, score in found if isinstance(metrics.get(name), float)}
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

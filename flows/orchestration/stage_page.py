@@ -33,9 +33,11 @@ from flows.building.build import Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import name_in, short
 from flows.orchestration.client import quick_client
-from flows.render.charts import LossCurves, picture_url
-from flows.render.events import Loop, describe, interval, is_end
+from flows.render.charts import charts_of
+from flows.render.events import Loop, describe
+from flows.render.paired import rows_of
 from flows.render.text import key_of
+from flows.render.vega import picture_url
 from flows.stages import Stage
 from infra.polling import SLOW_SECONDS
 from nanochat_core.runtime.progress import read_events
@@ -205,7 +207,7 @@ class StagePage:
         self._stage = stage.name
         self._logger = get_run_logger()
         self._writer = BackgroundWriter(f"{name_of(run)}-{stage.name}")
-        self._curves = LossCurves(stage.name)
+        self._events: list[dict[str, Any]] = []  # with values
         self._job: Path | None = None  # its directory
         self._resumed = ""
         self._loop: Loop | None = None
@@ -218,7 +220,8 @@ class StagePage:
         text = describe(event)
         if text is not None:
             self._log(text, _LEVELS.get(event["kind"], logging.INFO))
-        self._curves.add(event)
+        if event["kind"] in ("step", "eval"):
+            self._events.append({**event})
         match event["kind"]:
             case "building":
                 # The task run starts without this tag: the fingerprint follows from the inputs.
@@ -255,7 +258,7 @@ class StagePage:
     def _read_earlier(self) -> None:
         if self._job is not None:
             with contextlib.suppress(OSError):
-                self._curves.add_earlier(read_events(self._job / "events.jsonl"))
+                self._events[:0] = read_events(self._job / "events.jsonl")
 
     def _step(self, event: Mapping[str, Any]) -> None:
         loop, now = self._loop, time.monotonic()
@@ -290,12 +293,13 @@ class StagePage:
                 self._log(part, logging.ERROR)
 
     def _show_curve(self) -> None:
-        shown = self._curves.shown()
-        titles = ", ".join(quantity.title for quantity, _ in shown)
+        charts = charts_of(self._stage, self._events)
+        shown = [chart for chart in charts if len(chart.curves[0]) > 1]
+        titles = ", ".join(chart.quantity.title for chart in shown)
         about = f"{titles}, step by step."
 
         def draw() -> None:
-            picture = picture_url(shown)
+            picture = picture_url(chart.panel for chart in shown)
             self._writer.write("curve", "image", picture, description=about, of_stage=True)
 
         if shown:
@@ -307,11 +311,11 @@ _INTERVAL = "95 % interval"
 
 def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each metric; a column of intervals if at least one metric has one."""
-    shown = {name: interval(metrics, name) for name in metrics if not is_end(metrics, name)}
+    rows = rows_of(metrics)
+    has_intervals = any(between for _, _, between in rows)
     return [
-        {"metric": name, "value": _rounded(metrics[name])}
-        | ({_INTERVAL: between} if any(shown.values()) else {})
-        for name, between in shown.items()
+        {"metric": name, "value": _rounded(value)} | ({_INTERVAL: between} if has_intervals else {})
+        for name, value, between in rows
     ]
 
 

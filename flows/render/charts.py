@@ -5,20 +5,21 @@ stores each twice, with the artifact and in an event.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
-from flows.render.vega import Colours, Layer, Panel, channel, layer, picture
+from flows.render.text import listed
+from flows.render.vega import COLOURS, Layer, Panel, channel, layer
 from flows.stages import Quantity, curves_of
+from nanochat_core.runtime.progress import last_by_step
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
 
 WIDTH, HEIGHT = 366, 176
 PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
-COLOURS = 6  # of the palette: c0 to c5
+NUM_COLOURS = 6  # of the palette: c0 to c5
 FEW = 3  # points that are drawn as dots, without a line
 MAX_FAINT = 3  # with more curves the raw values behind their averages are left out
 
@@ -50,18 +51,20 @@ class Chart:
         longest = max(map(len, self.curves), default=0)
         return self.quantity.kind == "eval" and 0 < longest <= FEW
 
-    def panel(self, colours: Colours) -> Panel:
-        """Return the chart with its title, in these colours."""
+    @property
+    def panel(self) -> Panel:
+        """The chart with its title."""
         return Panel(
             title=self.quantity.title,
             caption=self.quantity.caption,
-            layers=list(self._layers(colours)),
+            layers=list(self._layers()),
             width=WIDTH,
             height=HEIGHT,
             padding=PADDING,
+            stops=listed(self.stops),
         )
 
-    def _layers(self, colours: Colours) -> Iterator[Layer]:
+    def _layers(self) -> Iterator[Layer]:
         steps = [step for points in self.curves for step, _ in points]
         # A stop may be later than the last point; its mark must still be inside the plot.
         last = max(steps + [stop.back_to for stop in self.stops], default=1)
@@ -71,9 +74,9 @@ class Chart:
         # From 0 if the value never changes: an axis without a range has one tick, rounded.
         is_constant = len({value for points in self.curves for _, value in points}) == 1
         y = channel("value", scale={"zero": is_constant, "nice": True}, **axis)
-        yield from _marks(self.stops, colours["mark"], x)
+        yield from _marks(self.stops, COLOURS["mark"], x)
         for index, points in enumerate(self.curves):
-            style = {**line_style(index, colours), "strokeWidth": 2}
+            style = {**line_style(index), "strokeWidth": 2}
             shown = thin(points)
             if self.quantity.kind == "eval":
                 if len(shown) > FEW:
@@ -91,10 +94,10 @@ class Chart:
             yield layer(_values(smooth(shown)), "line", style, x=x, y=y)
 
 
-def line_style(index: int, colours: Colours) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
     """Return colour and dashes of the run at `index`: six colours, then the same ones dashed."""
-    dash = [6, 3] if index // COLOURS % 2 else [1, 0]
-    return {"stroke": colours[f"c{index % COLOURS}"], "strokeDash": dash}
+    dash = [6, 3] if index // NUM_COLOURS % 2 else [1, 0]
+    return {"stroke": COLOURS[f"c{index % NUM_COLOURS}"], "strokeDash": dash}
 
 
 def thin(points: Points, max_points: int = MAX_POINTS) -> list[tuple[int, float]]:
@@ -129,50 +132,27 @@ def _values(points: Points) -> list[dict[str, float]]:
     return [{"step": step, "value": round(value, 6)} for step, value in points]
 
 
-class LossCurves:
-    """Values logged by a stage, by step. Of a step repeated after a stop, the last value counts."""
+def charts_of(
+    stage: str, events: Sequence[dict[str, Any]], stops: Sequence[Stop] = ()
+) -> list[Chart]:
+    """Return a chart for each quantity of a stage, with the points that its events have.
 
-    def __init__(self, stage: str) -> None:
-        self._stage = stage
-        self._points: dict[tuple[str, str], dict[int, float]] = {}
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Add one of the stage's events; events without values are ignored."""
-        if event["kind"] not in ("step", "eval"):
-            return
-        for name, value in event["values"].items():
-            # A diverged step logs NaN, which JSON and so Vega-Lite do not have.
-            if isinstance(value, int | float) and math.isfinite(value):
-                self._points.setdefault((event["kind"], name), {})[event["step"]] = value
-
-    def add_earlier(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Add the events of an earlier execution of the job; steps known already stay."""
-        earlier = LossCurves(self._stage)
-        for event in events:
-            earlier.add(event)
-        for key, points in earlier._points.items():
-            self._points[key] = points | self._points.get(key, {})
-
-    def shown(self) -> list[tuple[Quantity, Points]]:
-        """Return the stage's quantities with their points, if they have two points or more."""
-        found = ((q, self._series(q)) for q in _wanted(self._stage))
-        return [(quantity, points) for quantity, points in found if len(points) > 1]
-
-    def _series(self, quantity: Quantity) -> Points:
-        return sorted(self._points.get((quantity.kind, quantity.name), {}).items())
+    A stage without quantities in the table of stages has its loss. Of a step that was repeated
+    after a stop the last value counts.
+    """
+    usual = Quantity("step", "loss", f"{stage} loss", "nats per token")
+    return [
+        Chart(quantity=q, curves=[points_of(events, q.kind, q.name)], stops=stops)
+        for q in curves_of(stage) or [usual]
+    ]
 
 
-def _wanted(stage: str) -> Sequence[Quantity]:
-    """Return the quantities of `stage`; its loss if the table of stages names none."""
-    return curves_of(stage) or [Quantity("step", "loss", f"{stage} loss", "nats per token")]
-
-
-def picture_url(shown: Sequence[tuple[Quantity, Points]]) -> str:
-    """Return the charts side by side as a data: address. Takes 0.4 s, the first time 1.6 s."""
-    # Two charts are 15 to 50 kB.
-    return data_url(picture(Chart(quantity=what, curves=[points]) for what, points in shown))
-
-
-def data_url(drawing: str) -> str:
-    """Return an SVG as an address that holds it: Prefect's server has no place for files."""
-    return "data:image/svg+xml," + quote(drawing, safe="/:;,=()'")
+def points_of(events: Sequence[dict[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
+    """Return step and value of `name` in events of `kind` ("step" or "eval"), by step."""
+    by_step = last_by_step(iter(events), kind).items()
+    # A diverged step logs NaN, which JSON and so Vega-Lite do not have.
+    return [
+        (step, values[name])
+        for step, values in by_step
+        if math.isfinite(values.get(name, math.nan))
+    ]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flows.render.paired import scores_in
 from flows.render.text import duration, number, percent
 
 _SHOWN_VALUES = 4
@@ -39,25 +40,11 @@ def describe(event: Mapping[str, Any]) -> str | None:
 
 def describe_values(values: Mapping[str, Any]) -> str:
     """Return the first 4 numbers of a group: "loss 3.21, core 0.21 (0.2 to 0.22)"."""
-    # core_low and core_high are printed with core, as its interval. A bool is an int, no number.
     shown = [
-        _value(name, value) + (f" ({between})" if (between := interval(values, name)) else "")
-        for name, value in values.items()
-        if type(value) in (int, float) and not is_end(values, name)
+        _value(name, score.value) + (f" ({score.interval})" if score.interval else "")
+        for name, score in scores_in(values).items()
     ]
     return ", ".join(shown[:_SHOWN_VALUES])
-
-
-def is_end(values: Mapping[str, Any], name: str) -> bool:
-    """Return whether `name` is an end of the interval of another value: `x_low` or `x_high`."""
-    whole, _, end = name.rpartition("_")
-    return end in ("low", "high") and whole in values
-
-
-def interval(values: Mapping[str, Any], name: str) -> str:
-    """Return the interval of a value as "0.2 to 0.22", "" without one."""
-    low, high = (values.get(f"{name}_{end}") for end in ("low", "high"))
-    return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def _value(name: str, value: float) -> str:

@@ -6,7 +6,6 @@ others wrote is in fenced blocks, where nothing has a meaning.
 """
 
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from markupsafe import Markup, escape
 
 from flows.render.table import Cell, Table
 from flows.render.text import fenced, visible
-from flows.render.vega import Drawable, svg
-from nanochat_core.job import move_into_place
+from flows.render.vega import Panel, svg
 
 _TEMPLATE, _STYLE = (
     Path(__file__).with_name(name).read_text(encoding="utf-8")
@@ -46,7 +44,7 @@ class Section:
     notes: Sequence[str] = ()
     meter: Cell | None = None
     key: Mapping[str, Mapping[str, Any]] | None = None  # by name: the style of its lines in charts
-    charts: Sequence[tuple[str, str, str, Drawable]] = ()  # title, caption, steps of resumes
+    charts: Sequence[Panel] = ()
     table: Table | None = None
     style: str = "wide cards"  # of the table on the page: its CSS classes
     facts: Sequence[tuple[str, str]] = ()
@@ -116,7 +114,6 @@ class Page:
     @property
     def markdown(self) -> str:
         """The page without sections that are charts, as markdown."""
-        # The first list is what `nanochat run` prints (`headline` in its module).
         title = ", ".join(filter(None, (f"# {self.kind}: {self.heading}", self.made)))
         parts = [title, *self.lead, _list(self.summary)]
         for section in self.sections:
@@ -125,24 +122,11 @@ class Page:
         return "\n\n".join(parts) + "\n"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees all of it, or the older one."""
-    if path.exists() and not path.is_file():  # a device, a pipe: it is written to, never replaced
-        path.write_bytes(data)
-        return
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        move_into_place(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 
-def _drawing(chart: Drawable) -> Markup:
+def _drawing(chart: Panel) -> Markup:
     return Markup(svg(chart))  # our own SVG, whose label is escaped
 
 

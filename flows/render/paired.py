@@ -6,14 +6,14 @@ evaluation are those of `nanochat_core.evaluate.base` and `chat`. An artifact wi
 and a score that is no share of them, have no pairs.
 """
 
+import importlib
+import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias
 
-from flows.render.parquet import read_rows
 from flows.render.text import number
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import (
@@ -32,6 +32,13 @@ class Score:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def interval(self) -> str:
+        """The interval as "0.2 to 0.3", "" without one."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{number(self.low)} to {number(self.high)}"
 
     def text(self, *, sign: str = "", decimals: int | None = None) -> str:
         """0.25, 0.2, 0.3 -> "0.25 (0.2 to 0.3)"; without an interval the number alone.
@@ -67,8 +74,39 @@ class Delta(Score):
         return self.text(sign="+", decimals=decimals)
 
 
+def scores_in(metrics: Mapping[str, Any]) -> dict[str, Score]:
+    """Return every number of a tree of metrics by dotted name, with the ends of its interval.
+
+    The ends are numbers called NAME_low and NAME_high; they are no scores of their own.
+    """
+    numbers = dict(_numbers("", metrics))
+    ends = {name: [numbers.get(f"{name}_low"), numbers.get(f"{name}_high")] for name in numbers}
+    are_ends = {f"{name}_{end}" for name in numbers for end in ("low", "high")}
+    return {
+        name: Score(value=numbers[name], low=low, high=high)
+        for name, (low, high) in ends.items()
+        if name not in are_ends
+    }
+
+
+def rows_of(metrics: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return name, value and interval of each metric, also of those that are no numbers."""
+    between = {name: score.interval for name, score in scores_in(metrics).items() if score.interval}
+    ends = {f"{name}_{end}" for name in between for end in ("low", "high")}
+    return [(name, metrics[name], between.get(name, "")) for name in metrics if name not in ends]
+
+
+def _numbers(prefix: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(f"{prefix}{name}.", value)  # pyright: ignore[reportUnknownArgumentType]
+        # In Python bool is a subclass of int, but a flag is not a measurement.
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", float(value)
+
+
 EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
-FILES = (EXAMPLES, LOSSES, SCORES)  # that are read of an evaluation
+Read: TypeAlias = Callable[[str], bytes | None]  # of a file of an evaluation; None: it has none
 _MEANS = ("core", "chatcore")  # over all tasks, each from guessing (0) to all right (1)
 _ASKED = ("prompt", "expected", "gold")  # columns that identify a question
 _SHOWN_DIGITS = 12  # of a suite's digest, in messages
@@ -118,26 +156,24 @@ class Pairs:
 NONE = Pairs(by_task={}, differences={})
 
 
-def pair(first: Path, other: Path) -> Pairs:
-    """Pair the evaluations whose files are in two directories. Raises ArtifactError.
+def pair(first: Read, other: Read) -> Pairs:
+    """Pair two evaluations. Raises ArtifactError.
 
     Questions are not paired if they are of another suite according to scores.json, or of another
     text at the same index; text is not if a row has other bytes.
     """
-    old, new = (_read_scores(directory) for directory in (first, other))
+    old, new = (json.loads(read(SCORES) or "{}") for read in (first, other))
     suites = [tree.get("suite") for tree in (old, new)]
     by_task: dict[str, Answers] = {}
     if None not in suites and suites[0] != suites[1]:
         digits = " and ".join(str(digest)[:_SHOWN_DIGITS] for digest in suites)
         why_not = f"their suites are {digits}"
     else:
-        by_task, why_not = _pair_answers(
-            *(_read_table(folder / EXAMPLES) for folder in (first, other))
-        )
+        by_task, why_not = _pair_answers(*(_read_table(read, EXAMPLES) for read in (first, other)))
     differences = {task: answers.interval for task, answers in by_task.items()}
     if (mean := _difference_of_means(by_task, old, new)) is not None:
         differences |= dict.fromkeys(_MEANS, mean)
-    differences |= _pair_losses(*(_read_table(folder / LOSSES) for folder in (first, other)))
+    differences |= _pair_losses(*(_read_table(read, LOSSES) for read in (first, other)))
     return Pairs(by_task=by_task, differences=differences, why_not=why_not)
 
 
@@ -159,22 +195,10 @@ def delta_of(old: Score, new: Score, paired: Interval | None) -> Delta:
     return Delta(value=value, low=apart.low, high=apart.high)
 
 
-def _read_scores(directory: Path) -> Mapping[str, Any]:
-    path = directory / SCORES
-    if not path.exists():
-        return {}
-    try:
-        tree = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ArtifactError(f"{path} is no table of scores: {error}") from error
-    if not isinstance(tree, dict):
-        raise ArtifactError(f"{path} is no table of scores")
-    return cast("dict[str, Any]", tree)
-
-
-def _read_table(path: Path) -> list[dict[str, Any]]:
+def _read_table(read: Read, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table; none without the file."""
-    return read_rows(path.read_bytes(), path) if path.exists() else []
+    data = read(name)
+    return read_rows(data, name) if data else []
 
 
 def _pair_answers(
@@ -249,3 +273,19 @@ def _by_split(
     for split in dict.fromkeys(row["split"] for row in rows):
         of_split = [row for row in rows if row["split"] == split]
         yield split, ([row["nats"] for row in of_split], [row["bytes"] for row in of_split])
+
+
+def read_rows(data: bytes, name: object, columns: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a table, of these columns if it has them; without columns of all.
+
+    Raises ArtifactError, with the file's `name`, if it is damaged.
+    """
+    # Imported here: it takes 0.2 s, and most commands read no table.
+    pq: Any = importlib.import_module("pyarrow.parquet")  # it has no types
+    try:
+        file = pq.ParquetFile(io.BytesIO(data))
+        names: list[str] = file.schema_arrow.names
+        found = [each for each in names if not columns or each in columns]
+        return file.read(columns=found).to_pylist()
+    except (ValueError, OSError, NotImplementedError) as error:  # bases of ArrowException's
+        raise ArtifactError(f"{name} cannot be read: {error}") from error

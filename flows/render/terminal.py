@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from flows.render.events import Loop, describe
-from flows.render.text import duration, not_timed, overdue
+from flows.render.text import duration
 
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
@@ -147,20 +147,15 @@ class Display:
         if not (self._shows_run and self._expected):
             return ""
         known, unknown = self._sum_left()
-        if not unknown:
-            return f"about {duration(known)} left"
-        late = sum(self._expected[stage] is not None for stage in unknown)
-        reasons = ((not_timed, len(unknown) - late), (overdue, late))
-        why = ", ".join(words(stages) for words, stages in reasons if stages)
-        if len(unknown) == len(self._expected):
-            return f"time left not known: {why}"
-        return f"at least {duration(known)} left, {why}"
+        if unknown == len(self._expected):
+            return "time left not known"
+        return f"{'at least' if unknown else 'about'} {duration(known)} left"
 
-    def _sum_left(self) -> tuple[float, list[str]]:
-        """Return the known seconds left, and the stages of which they are not known."""
-        left = {stage: self._seconds_left(stage) for stage in self._expected}
-        known = [seconds for seconds in left.values() if seconds is not None]
-        return sum(known), [stage for stage, seconds in left.items() if seconds is None]
+    def _sum_left(self) -> tuple[float, int]:
+        """Return the known seconds left, and the number of stages of which they are not known."""
+        left = [self._seconds_left(stage) for stage in self._expected]
+        known = [seconds for seconds in left if seconds is not None]
+        return sum(known), len(left) - len(known)
 
     def _seconds_left(self, stage: str) -> float | None:
         loop = self._loops.get(stage)

@@ -83,16 +83,6 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def not_timed(stages: int) -> str:
-    """2 -> "2 stages not timed yet"."""
-    return f"{stages} stage{'' if stages == 1 else 's'} not timed yet"
-
-
-def overdue(stages: int) -> str:
-    """2 -> "2 stages take longer than expected"."""
-    return f"{stages} stage{' takes' if stages == 1 else 's take'} longer than expected"
-
-
 def ago(stamp: str, now: float) -> str:
     """ "2026-11-28T06:00:00Z" -> "3 h ago"; a date if that is long ago. `now`: seconds since 1970.
 

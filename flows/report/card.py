@@ -1,20 +1,18 @@
 """The report card: a page of what a run trained, how well it does, and what it cost."""
 
-import itertools
 import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from flows.identity.ref import name_in
-from flows.render.charts import Chart
+from flows.render.charts import charts_of
 from flows.render.page import Page, Sample, Section
 from flows.render.table import Cell
 from flows.render.text import (
     count,
     duration,
     escaped,
-    listed,
     percent,
     visible,
 )
@@ -48,7 +46,7 @@ from flows.stages import (
     TOKENIZER,
 )
 
-_MAX_COMMAND = 160  # letters of a command that the head of the card shows whole
+_MAX_COMMAND = 160  # letters of a command that the head of the card shows
 
 
 def make_card(artifacts: Mapping[str, Artifact]) -> tuple[Page, dict[str, float]]:
@@ -82,7 +80,8 @@ def make_card(artifacts: Mapping[str, Artifact]) -> tuple[Page, dict[str, float]
         lineage_section(artifacts),
         speed_section(artifacts),
     )
-    made_by = f"Made by `{visible(_experiment(command.command))}`" if command.command else ""
+    words = shlex.join(shlex.split((command.command or "").replace("\\\n", "")))
+    made_by = f"Made by `{visible(words)}`" if 0 < len(words) <= _MAX_COMMAND else ""
     page = Page(
         kind="Report card",
         # Of the run that built the newest of the artifacts.
@@ -141,26 +140,15 @@ def _rl_task(rl: Artifact) -> str:
     return config[RL.name]["task"]
 
 
-def _experiment(command: str) -> str:
-    """Return a command `nanochat run` on one line, or only its profile if that line is long."""
-    words = shlex.split(command.replace("\\\n", ""))
-    line = shlex.join(words)
-    if len(line) <= _MAX_COMMAND:
-        return line
-    profile = shlex.join(itertools.takewhile(lambda word: word != "--set", words))
-    return f"{profile} ... with {words.count('--set')} changed settings, as below"
-
-
 def _learning(artifacts: Mapping[str, Artifact]) -> Section:
     """Return the curves of training; a few measurements are a line of text, not a curve."""
     charts = [
-        Chart(
-            quantity=quantity,
-            curves=[artifacts[stage.name].series(quantity.kind, quantity.name)],
-            stops=artifacts[stage.name].stops(),
-        )
+        chart
         for stage in REPORT.inputs
-        for quantity in stage.curves
+        if stage.curves
+        for chart in charts_of(
+            stage.name, artifacts[stage.name].events, artifacts[stage.name].stops()
+        )
     ]
     few = [chart for chart in charts if chart.is_short]
     return Section(
@@ -176,11 +164,7 @@ def _learning(artifacts: Mapping[str, Artifact]) -> Section:
                 for chart in few
             ),
         ),
-        charts=[
-            (chart.quantity.title, chart.quantity.caption, listed(chart.stops), chart)
-            for chart in charts
-            if any(chart.curves) and chart not in few
-        ],
+        charts=[each.panel for each in charts if any(each.curves) and each not in few],
     )
 
 

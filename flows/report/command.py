@@ -160,14 +160,8 @@ def _needs(wanted: Settings) -> Iterator[str]:
     snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
     match wanted["shards.source"]:
         case "pydocs":
-            version, *packages = snapshot or ["the Python that runs it"]
-            yield (
-                f"the text was the documentation of {version} and {len(packages)} packages, which "
-                "this version of nanochat-flows does not read: it makes another text"
-                if packages
-                else f"trained on the docs of {version.replace('python==', 'Python ')}; "
-                "other versions give other data"
-            )
+            version = (snapshot or ["the Python that runs it"])[0].replace("python==", "Python ")
+            yield f"trained on the docs of {version}; other versions give other data"
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
         case "s3":

@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.identity.manifest import Provenance
 from flows.identity.ref import short
+from flows.render.charts import points_of
 from flows.render.page import Section
 from flows.render.table import Cell, Table, numbers, texts
 from flows.render.text import duration, listed, money, percent, size
@@ -163,7 +164,7 @@ def _facts(pretrain: Artifact) -> Iterator[tuple[str, str]]:
 
 def _median(artifact: Artifact, name: str) -> float | None:
     # The median ignores the first steps, which compile kernels, and pauses for checkpoints.
-    values = [value for _, value in artifact.series("step", name)]
+    values = [value for _, value in points_of(artifact.events, "step", name)]
     return statistics.median(values) if values else None
 
 

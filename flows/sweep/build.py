@@ -7,7 +7,7 @@ as failed and names it; the same flow run again builds what is missing.
 import contextlib
 import math
 import queue
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,15 @@ from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flo
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.render.charts import data_url
-from flows.render.table import as_lines
-from flows.render.text import duration, fenced, money
-from flows.render.vega import picture
+from flows.overrides import name_of
+from flows.plan.render import totals
+from flows.render.text import duration, money
+from flows.render.vega import picture_url
 from flows.run_request import RETRIES
-from flows.sweep.files import SweepReport, write_files
 from flows.sweep.grid import Member, Sweep, name_of_sweep, open_sweep
-from flows.sweep.plan import Results, SweepPlan, Unit, lines_of, plan_sweep
+from flows.sweep.plan import Results, SweepPlan, Unit, plan_sweep, stages_of
 from flows.sweep.request import SweepRequest
-from flows.sweep.results import report_of_sweep, wanted_of
+from flows.sweep.results import SweepReport, report_of_sweep, wanted_of, write_files
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError, StageError
 
@@ -44,26 +43,10 @@ class Cost:
 
     stages: int
     seconds: float
-    gpu_hours: float
     dollars: float  # 0 where no price was given
 
     def __str__(self) -> str:
-        gpus = f", {self.gpu_hours:.3g} GPU-hours" if self.gpu_hours else ""
-        return f"{self.stages} stages, {duration(self.seconds)}{gpus}, {money(self.dollars)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What a sweep cost: the stages that this flow run built, and those that it reused."""
-
-    built: Cost
-    cached: Cost
-
-    @property
-    def lines(self) -> Iterator[str]:
-        """The cost as sentences."""
-        yield f"built now: {self.built}"
-        yield f"reused: {self.cached}"
+        return f"{self.stages} stages, {duration(self.seconds)}, {money(self.dollars)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +55,24 @@ class CompletedSweep:
 
     report: SweepReport
     page: Path  # `write_files` says what is next to it
-    spent: Spent
+    built: Cost  # of what this flow run built; what an earlier, interrupted one began counts
+    cached: Cost
+
+    @property
+    def cost_lines(self) -> list[str]:
+        """The cost as sentences."""
+        return [f"built now: {self.built}", f"reused: {self.cached}"]
 
 
-def show_plan(pages: BackgroundWriter, planned: SweepPlan) -> None:
-    """Show in Prefect what the sweep is about to do."""
-    lines = list(as_lines(lines_of(planned)))
-    about = f"{lines[-1]}. Store: {planned.plan.store}"
-    pages.show("plan", "markdown", fenced("\n".join(lines)), about=about)
-
-
-def show_report(
-    pages: BackgroundWriter, report: SweepReport, page: Path, cost: Iterable[str]
-) -> None:
+def show_results(pages: BackgroundWriter, made: CompletedSweep) -> None:
     """Show the results in Prefect: a table of models, sentences with the cost, a plot."""
-    sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))
-    text = f"{sentences}\n\nPage on the machine that ran it: `{page}`\n"
+    report = made.report
+    sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *made.cost_lines))
+    text = f"{sentences}\n\nPage on the machine that ran it: `{made.page}`\n"
     pages.show("models", "table", report.table.tree(), about=report.lead)
     pages.show("findings", "markdown", text, about="What the numbers say")
     for plot in report.pictures[:1]:
-        pages.show("plot", "image", data_url(picture([plot])), about=plot.caption)
+        pages.show("plot", "image", picture_url([plot]), about=plot.caption)
 
 
 @run_flow("sweep", SweepRequest, name_of=lambda request: f"sweep-{name_of_sweep(request)}")
@@ -103,7 +84,7 @@ def sweep(request: SweepRequest) -> CompletedSweep:
     setup = open_flow(store=request.store, pool=request.pool)
     # With the time of the flow run in it, so a retry finds the same records.
     when = setup.run_id.removeprefix(f"sweep-{opened.name}-")
-    ids = {member.label: f"{member.name}-{when}" for member in opened.members}
+    ids = {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
     pins = {} if known else setup.known_pins(ids[opened.largest.label])
     planned = known or setup.wait(
         lambda: plan_sweep(opened, setup.store, setup.home, log=setup.warn, known=pins)
@@ -118,12 +99,10 @@ def sweep(request: SweepRequest) -> CompletedSweep:
         member.label: setup.continued(
             new_run(
                 ids[member.label],
-                member.name,
-                request,
+                name_of(member.request),
+                member.request,
                 upstream=planned.pins,
-                until=opened.stage.name,
                 depth=member.depth,
-                overrides=member.overrides,
             )
         )
         for member in opened.members
@@ -154,19 +133,19 @@ def build_units(
     even if some failed. Raises StageError that names the failed members, StageInterrupted if the
     sweep was stopped, and bugs of ours unchanged.
     """
-    store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
     work = _Work(
         sweep=sweep,
         units=units,
         context=context,
         runs=runs,
-        store_wait=store_wait,
+        store_wait=wait_of_run(context.store, context.stop, terms=context.terms),
         retries=retries,
     )
     with contextlib.closing(BackgroundWriter(f"sweep {sweep.name}")) as pages:
         pages.tag_flow_run(*(run.run for run in runs.values()))
         if planned is not None:
-            show_plan(pages, planned)
+            about = f"{totals(planned.plan)['summary']}. Store: {context.store.url}"
+            pages.show("plan", "table", stages_of(planned).tree(), about=about)
         try:
             with keeping_signals(context.stop):
                 while True:
@@ -176,9 +155,6 @@ def build_units(
                     if len(work.built) == len(work.futures):
                         break
                     work.wait()
-                    if context.stop.is_set():  # a unit that was interrupted counts as failed
-                        raise StageInterrupted(f"sweep {sweep.name} was stopped")
-            failures = work.failures()
             for label in work.records:
                 work.end_record(label)
         except BaseException as error:
@@ -186,15 +162,21 @@ def build_units(
             stop_stages(error, context, list(work.futures.values()), by_id)
             raise
         # After failures too: the members that completed have results.
-        errors = {label: str(error) for label, error in failures.items()}
+        errors = {label: str(error) for label, error in work.errors.items()}
         reported = report_of_sweep(sweep, results, context.store.url, errors=errors)
-        spent = spent_on(filter(None, work.built.values()))
         page = write_files(context.placement.home, reported)
         get_run_logger().info(f"sweep: {page}")
-        show_report(pages, reported, page, spent.lines)
-    if failures:
-        raise _failed(sweep, results, failures, page)
-    return CompletedSweep(report=reported, page=page, spent=spent)
+        built = [built for built in work.built.values() if built]
+        made = CompletedSweep(
+            report=reported,
+            page=page,
+            built=cost_of(each for each in built if not each.cached),
+            cached=cost_of(each for each in built if each.cached),
+        )
+        show_results(pages, made)
+    if work.errors:
+        raise _failed(sweep, results, work.errors, page)
+    return made
 
 
 @dataclass(kw_only=True)
@@ -210,7 +192,9 @@ class _Work:
     futures: dict[str, PrefectFuture[Built]] = field(default_factory=dict[str, Any])
     records: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
     ended: "queue.SimpleQueue[str]" = field(default_factory=lambda: queue.SimpleQueue())
-    built: dict[str, Built | None] = field(default_factory=dict[str, Any])  # None: it failed
+    # By label of the units that ended; None: it failed, or one that it needs did.
+    built: dict[str, Built | None] = field(default_factory=dict[str, Any])
+    errors: dict[str, NanochatError] = field(default_factory=dict[str, Any])  # of units that failed
 
     def start(self, members: Sequence[Member]) -> None:
         """Record the members that are new, and submit those of their units that are not yet."""
@@ -226,11 +210,21 @@ class _Work:
                     self._submit(unit, member)
 
     def wait(self) -> None:
-        """Wait until another unit has ended."""
+        """Wait until another unit has ended. Raises StageInterrupted if it was interrupted."""
         label = self.ended.get()
         future = self.futures[label]
         future.wait()  # it has ended: this only reads its state
-        self.built[label] = future.result() if future.state.is_completed() else None
+        if self.context.stop.is_set():
+            raise StageInterrupted(f"sweep {self.sweep.name} was stopped")
+        state = future.state
+        self.built[label] = future.result() if state.is_completed() else None
+        if state.is_failed() or state.is_crashed() or state.is_cancelled():
+            try:
+                state.result()
+            except StageInterrupted:
+                raise
+            except NanochatError as error:
+                self.errors[label] = error
 
     def results(self) -> dict[str, Manifest | None]:
         """Return the last artifact of each member that has ended."""
@@ -253,23 +247,6 @@ class _Work:
         """Return the fingerprints of a member's artifacts so far, by stage."""
         mine = (self.built.get(unit.label) for unit in self.units if unit.has(label))
         return dict(built.manifest.ref for built in mine if built)
-
-    def failures(self) -> dict[str, NanochatError]:
-        """Return the errors of failed units by label, without units that waited for them in vain.
-
-        Raises StageInterrupted if a unit was interrupted.
-        """
-        found: dict[str, NanochatError] = {}
-        for label, future in self.futures.items():
-            state = future.state
-            if state.is_failed() or state.is_crashed() or state.is_cancelled():
-                try:
-                    state.result()
-                except StageInterrupted:
-                    raise
-                except NanochatError as error:
-                    found[label] = error
-        return found
 
     def _submit(self, unit: Unit, member: Member) -> None:
         future = submit(
@@ -325,26 +302,11 @@ def _failed(
     )
 
 
-def spent_on(artifacts: Iterable[Built]) -> Spent:
-    """Sum up artifacts. One that an earlier, interrupted flow run began counts as built now."""
-    found = list(artifacts)
-    return Spent(
-        built=_cost([built for built in found if not built.cached]),
-        cached=_cost([built for built in found if built.cached]),
-    )
-
-
-def _cost(artifacts: list[Built]) -> Cost:
+def cost_of(artifacts: Iterable[Built]) -> Cost:
+    """Return the sum over artifacts."""
     made = [built.manifest.provenance for built in artifacts]
-    gpus = (
-        (s.get("ended", 0.0) - s.get("started", 0.0)) * s.get("processes", 1)
-        for each in made
-        for s in each.segments
-        if s.get("device") == "cuda"
-    )
     return Cost(
-        stages=len(artifacts),
+        stages=len(made),
         seconds=math.fsum(each.seconds for each in made),
-        gpu_hours=math.fsum(gpus) / 3600,
         dollars=math.fsum(each.dollars for each in made),
     )

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.runs import check_name
 from flows.overrides import default_name, single_settings
-from flows.plan.pinned import sections_of
-from flows.profiles import Profile, open_profile
+from flows.plan.planned import open_settings
+from flows.profiles import Profile
 from flows.render.text import count
+from flows.run_request import RunRequest, shared
 from flows.stages import Stage, stage_named
 from flows.sweep.request import METRICS, SweepRequest
 from nanochat_core.config import RunConfig
@@ -65,10 +66,8 @@ class Member:
     """One run of a sweep: a point with a seed."""
 
     label: str  # as people write it: p1 s42
-    name: str  # of its runs: NAME-p1-s42
-    profile: Profile
-    overrides: tuple[str, ...]  # that reproduce `profile` at its depth
-    cells: tuple[str, ...]  # its first cells in a table
+    request: RunRequest  # called NAME-p1-s42
+    profile: Profile  # that it asks for
 
     @property
     def depth(self) -> int:
@@ -83,7 +82,7 @@ class Sweep:
     name: str
     request: SweepRequest
     points: tuple[SweepPoint, ...]
-    head: tuple[str, ...]  # above the members' cells
+    head: tuple[str, ...]  # above the points' cells
     members: tuple[Member, ...]  # the first ones are submitted first
 
     @property
@@ -97,11 +96,6 @@ class Sweep:
         return max(self.members, key=lambda member: member.depth)
 
     @property
-    def sections(self) -> frozenset[str]:
-        """The sections of the configuration that affect what the sweep builds."""
-        return sections_of({}, until=self.stage.name)
-
-    @property
     def is_series(self) -> bool:
         """True if only the depth is varied."""
         return _is_series(self.request)
@@ -109,12 +103,7 @@ class Sweep:
     @property
     def metric(self) -> str:
         """The name of the score that is compared."""
-        return METRICS[self.request.stage][0]
-
-    @property
-    def sign(self) -> int:
-        """1 if less of the score is better, else -1."""
-        return METRICS[self.request.stage][1]
+        return METRICS[self.request.stage]
 
 
 def size_of(run: RunConfig) -> Size:
@@ -160,23 +149,19 @@ def open_sweep(request: SweepRequest) -> Sweep:
         raise ConfigError(
             "every point has the settings of the base", hint="vary a setting to another value"
         )
+    members = (
+        (
+            point.member(seed),
+            _run_of(request, point.settings, seed, f"{name}-{point.label}-s{seed}"),
+        )
+        for seed in request.seeds
+        for point in points
+    )
     return Sweep(
         name=name,
-        head=(
-            ("depth", *SIZE_HEAD, "seed")
-            if _is_series(request)
-            else ("point", *_titles(list(varied)), "seed")
-        ),
+        head=("depth", *SIZE_HEAD) if _is_series(request) else ("point", *_titles(list(varied))),
         members=tuple(
-            Member(
-                label=point.member(seed),
-                name=f"{name}-{point.label}-s{seed}",
-                profile=_open(request, point.settings, seed),
-                overrides=_overrides(request, point.settings, seed),
-                cells=(*point.cells, str(seed)),
-            )
-            for seed in request.seeds
-            for point in points
+            Member(label=label, request=run, profile=open_settings(run)) for label, run in members
         ),
         points=tuple(points),
         request=given,
@@ -191,8 +176,8 @@ def _points(
     points: list[SweepPoint] = []
     seen: list[Profile] = []
     # All are opened before the base's values are looked up: an unknown setting is refused.
-    opened = [(settings, _open(request, settings, request.seeds[0])) for settings in combinations]
-    for settings, profile in [((), _open(request, (), request.seeds[0])), *opened]:
+    opened = [(settings, _open(request, settings)) for settings in combinations]
+    for settings, profile in [((), _open(request, ())), *opened]:
         if profile not in seen:
             label = f"p{len(points)}" if points else "base"
             cells = _cells(profile, list(varied))
@@ -243,10 +228,6 @@ def _check(request: SweepRequest, varied: Mapping[str, Sequence[str]]) -> None:
     if not request.seeds or len(set(request.seeds)) < len(request.seeds):
         given = ",".join(map(str, request.seeds)) or "none"
         raise ConfigError(f"seeds are {given}, expected different ones", hint="like --seeds 42,43")
-    if request.reduction < 1:
-        raise ConfigError(
-            f"reduction is {request.reduction}, expected 1 or more", hint="1 stops none"
-        )
     if DEPTH in varied and request.depth is not None:
         raise ConfigError(
             f"depth is {request.depth}, but the sweep varies it", hint="leave the depth out"
@@ -268,19 +249,10 @@ def _with_same_text(request: SweepRequest, combinations: Sequence[Sequence[str]]
 
     Otherwise tokenizer and rows differ, and losses are of different text.
     """
-    opened = [_open(request, settings, request.seeds[0]) for settings in combinations]
-    numbers = {profile.run.shards.num_shards for profile in opened}
+    numbers = {_open(request, each).run.shards.num_shards for each in combinations}
     if len(numbers) == 1:
         return request
     return replace(request, overrides=(*request.overrides, f"{_SHARDS}={max(numbers)}"))
-
-
-def _depth(request: SweepRequest, settings: Sequence[str]) -> int | None:
-    """Return the depth of a point; None means the profile's own."""
-    for text in settings:
-        if text.startswith(f"{DEPTH}="):
-            return _number(text.removeprefix(f"{DEPTH}="))
-    return request.depth
 
 
 def _number(text: str) -> int:
@@ -292,19 +264,23 @@ def _number(text: str) -> int:
         ) from None
 
 
-def _overrides(request: SweepRequest, settings: Sequence[str], seed: int) -> tuple[str, ...]:
-    others = (text for text in settings if not text.startswith(f"{DEPTH}="))
-    return (*request.overrides, *others, f"seed={seed}")
+def _open(request: SweepRequest, settings: Sequence[str]) -> Profile:
+    return open_settings(_run_of(request, settings, request.seeds[0], None))
 
 
-def _open(request: SweepRequest, settings: Sequence[str], seed: int) -> Profile:
-    overrides = _overrides(request, settings, seed)
-    try:
-        depth = _depth(request, settings)
-        return open_profile(request.profile, depth=depth, overrides=overrides)
-    except ConfigError as error:
-        error.hint = error.hint or _EXAMPLE
-        raise
+def _run_of(
+    request: SweepRequest, settings: Sequence[str], seed: int, name: str | None
+) -> RunRequest:
+    """Return the request for one run; its depth is the profile's if None is set."""
+    depths = [text for text in settings if text.startswith(f"{DEPTH}=")]
+    others = (text for text in settings if text not in depths)
+    run = RunRequest(**shared(RunRequest, request), until=request.stage)
+    return replace(
+        run,
+        run_name=name,
+        depth=_number(depths[0].partition("=")[2]) if depths else request.depth,
+        overrides=(*request.overrides, *others, f"seed={seed}"),
+    )
 
 
 def _cells(profile: Profile, keys: Sequence[str]) -> list[str]:

@@ -16,6 +16,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from flows.render.paired import Score
+
 Array: TypeAlias = npt.NDArray[np.float64]
 
 FLOOR_NEEDS = 4  # points at different x before a floor is fitted
@@ -29,12 +31,7 @@ _DRAWS, _SEED = 400, 42
 _MAX_NOISE = 3.0  # of the logarithm of a drawn loss: one degree of freedom draws any deviation
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """The values that the points allow, at 95 %."""
-
-    low: float
-    high: float
+Range: TypeAlias = tuple[float, float]  # the least and the largest that the points allow, at 95 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +55,6 @@ class Law:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The value of a law at an x that was not measured."""
-
-    value: float
-    range: Range | None  # of one more measurement, if the law holds; None: unknown
-    beyond: float  # x over the largest x that was measured
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScalingFit:
     """The law of some points, and its uncertainties."""
 
@@ -77,18 +65,19 @@ class ScalingFit:
     exponent_range: Range | None  # None: unknown, since laws with a floor were not fitted
     doubts: tuple[str, ...]  # a sentence each
 
-    def predict(self, x: float) -> Prediction | None:
+    def predict(self, x: float) -> Score | None:
         """Return the law's value at `x`, or None without a law.
 
-        Its range allows for laws with a floor, and is None if none were fitted.
+        The interval is of one more measurement, if the law holds. It allows for laws with a floor;
+        without one if none were fitted.
         """
         if self.law is None:
             return None
-        known = None
-        if self.floor_range is not None:
-            (floors, scales, exponents), noise = _bootstrap(self.points)
-            known = _range((floors + scales * x**-exponents) * np.exp(noise))
-        return Prediction(value=self.law.at(x), range=known, beyond=x / self.points[-1][0])
+        if self.floor_range is None:
+            return Score(value=self.law.at(x))
+        (floors, scales, exponents), noise = _bootstrap(self.points)
+        low, high = _range((floors + scales * x**-exponents) * np.exp(noise))
+        return Score(value=self.law.at(x), low=low, high=high)
 
 
 def fit_law(points: Sequence[tuple[float, float]]) -> ScalingFit:
@@ -115,7 +104,7 @@ def fit_law(points: Sequence[tuple[float, float]]) -> ScalingFit:
         floors = _range(laws[0].clip(max=min(y for _, y in points)))
         exponents = _range(laws[2])
     # If a floor of 0 fits too, the simpler law without one is drawn.
-    law = _best(points, has_floor=floors is not None and floors.low > 0)
+    law = _best(points, has_floor=floors is not None and floors[0] > 0)
     doubts = tuple(_doubts(points, floors, exponents, sizes))
     return ScalingFit(
         points=points, law=law, floor_range=floors, exponent_range=exponents, doubts=doubts
@@ -138,15 +127,15 @@ def _doubts(
             if sizes == 2
             else "uncertainties of exponent and predictions are unknown without a floor"
         )
-    elif floors.low == 0:
+    elif floors[0] == 0:
         yield (
-            f"the floor is not determined: all from 0 to {floors.high:.3g} fit; the line is drawn "
+            f"the floor is not determined: all from 0 to {floors[1]:.3g} fit; the line is drawn "
             "without one, so far beyond the points it is the lowest that fits"
         )
     if (ratio := points[-1][0] / points[0][0]) < _NARROW:
         yield f"the largest model is only {ratio:.1f} times the smallest one"
     # Half of the search's logarithmic width.
-    if exponents and exponents.high / exponents.low > math.sqrt(_MAX_FALL / _MIN_FALL):
+    if exponents and exponents[1] / exponents[0] > math.sqrt(_MAX_FALL / _MIN_FALL):
         yield "the exponent is not determined: nearly any fits"
 
 
@@ -181,7 +170,7 @@ def _bootstrap(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
 
 def _range(values: Array) -> Range:
     low, high = np.quantile(values, (0.025, 0.975))
-    return Range(low=float(low), high=float(high))
+    return float(low), float(high)
 
 
 def _fit(x: Array, y: Array, *, has_floor: bool) -> Array:

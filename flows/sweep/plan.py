@@ -3,21 +3,19 @@
 A stage that several runs share is one unit and counts once.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
-from flows.plan.pinned import stages_with
-from flows.plan.plan import STATES, Plan, StagePlan, make_plan
+from flows.plan.pinned import sections_of, stages_with
+from flows.plan.plan import Plan, StagePlan, make_plan
 from flows.plan.render import stage_tree, table, totals
 from flows.plan.upstream import Log, Pins, apply_pins, pin
 from flows.profiles import make_placement
 from flows.render.table import Table, numbers, texts
-from flows.render.text import duration
 from flows.stages import Stage
 from flows.sweep.grid import Member, Sweep
 from flows.sweep.request import SweepRequest
@@ -107,24 +105,23 @@ def plan_sweep(
     will_run: bool = True,
 ) -> SweepPlan:
     """Plan every member. The arguments, and what it raises, are as for `plan_run`."""
-    request, largest = sweep.request, sweep.largest.profile
+    request, largest, until = sweep.request, sweep.largest.profile, sweep.stage.name
     # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
     # one resolution of names, since one that moves in between must not give members other data.
     placement = make_placement(
         largest.pace, home=home, store=store.url, gpus=request.gpus, settings=request.place
     )
     placement = replace(placement, nodes=request.nodes, pool=request.pool)
-    _, pins = pin(
-        largest.run, home, log=log, known=known, sections=sweep.sections, plan=not will_run
-    )
+    sections = sections_of({}, until=until)
+    _, pins = pin(largest.run, home, log=log, known=known, sections=sections, plan=not will_run)
     members = (
         replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
         for m in sweep.members
     )
     sweep = replace(sweep, members=tuple(members))
     plans = {
-        member.label: make_plan(member.profile.run, store, home / "work", placement=placement)
-        for member in sweep.members
+        m.label: make_plan(m.profile.run, store, home / "work", until=until, placement=placement)
+        for m in sweep.members
     }
     units = units_of(sweep)
     # A unit has the same settings and inputs for all its members: any one's plan will do.
@@ -140,28 +137,21 @@ def plan_sweep(
 
 
 def lines_of(planned: SweepPlan) -> list[str | Table]:
-    """Return the plan for people: shared stages, a table of the members, and the sum."""
-    # Stages of one member alone are in the table; those that several share stand above it.
-    alone = [(unit, item) for unit, item in planned.items if len(unit.members) == 1]
-    several = [(unit, item) for unit, item in planned.items if len(unit.members) > 1]
-    stages = list(dict.fromkeys(unit.stage.name for unit, _ in alone))
+    """Return the plan for people: the points, the stages by what shares them, and the sum."""
     first, *others = planned.sweep.head
-    rows: list[list[str]] = []
-    for member in planned.sweep.members:
-        mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
-        rows.append(_row(member, mine, stages))
-    return [
-        table((item, unit.label) for unit, item in several),
-        "",
-        Table(columns=(*texts(first), *numbers(*others), *texts(*stages, "about")), rows=rows),
-        "",
-        totals(planned.plan)["summary"],
-    ]
+    rows = [point.cells for point in planned.sweep.points]
+    points = Table(columns=(*texts(first), *numbers(*others)), rows=rows)
+    return [points, "", stages_of(planned), "", totals(planned.plan)["summary"]]
 
 
-def plan_to_json(planned: SweepPlan) -> str:
-    """Return the plan as JSON, for programs."""
-    tree = {
+def stages_of(planned: SweepPlan) -> Table:
+    """Return a row for each unit."""
+    return table((item, unit.label) for unit, item in planned.items)
+
+
+def plan_tree(planned: SweepPlan) -> dict[str, Any]:
+    """Return the plan as JSON values, for programs."""
+    return {
         "format": 1,
         "name": planned.sweep.name,
         "profile": planned.sweep.request.profile,
@@ -176,18 +166,3 @@ def plan_to_json(planned: SweepPlan) -> str:
             for unit, item in planned.items
         ],
     }
-    return json.dumps(tree, indent=1, allow_nan=False)
-
-
-def _row(member: Member, mine: Mapping[str, StagePlan], stages: Sequence[str]) -> list[str]:
-    known = [item.estimate.seconds for item in mine.values() if item.estimate]
-    is_partial = any(item.estimate is None and item.state != "=" for item in mine.values())
-    return [
-        *member.cells,
-        *(_state(mine.get(stage)) for stage in stages),
-        f"{'at least ' if is_partial else ''}{duration(sum(known))}" if known else "",
-    ]
-
-
-def _state(item: StagePlan | None) -> str:
-    return f"{item.state} {STATES[item.state]}" if item else ""

@@ -1,14 +1,14 @@
 """The plots of a sweep: differences from its base, and of a sweep over depths the scaling law."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flows.profiles import open_profile
-from flows.render.paired import Delta
-from flows.render.vega import Colours, Layer, Panel, channel, layer
+from flows.render.paired import Delta, Score
+from flows.render.vega import COLOURS, Layer, Panel, channel, layer
 from flows.sweep.grid import Size, size_of
-from flows.sweep.law import Prediction, ScalingFit, fit_law
+from flows.sweep.law import ScalingFit, fit_law
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 
@@ -18,165 +18,138 @@ _LABEL = 190  # pixels of the labels; longer ones are cut
 _MARGIN = 0.12  # share of the data's range that an axis extends beyond it at either end
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlottedPoint:
-    """A point in the plot."""
+def difference_panel(
+    points: Sequence[tuple[str, Delta, Sequence[float]]], *, title: str, caption: str, axis: str
+) -> Panel:
+    """Return a row for each point: the differences of its seeds, their mean and its interval.
 
-    label: str
-    mean: Delta  # difference from the base
-    seeds: Sequence[float]  # the differences that it is the mean of
-
-
-@dataclass(frozen=True, kw_only=True)
-class DifferencePlot:
-    """A row for each point: the differences of its seeds, their mean and its interval."""
-
-    title: str
-    caption: str
-    axis: str
-    points: Sequence[PlottedPoint]
-
-    def panel(self, colours: Colours) -> Panel:
-        """Return the plot with its title, in these colours."""
-        left = min(_LABEL, 7 * max(len(point.label) for point in self.points)) + 14
-        return Panel(
-            title=self.title,
-            caption=self.caption,
-            layers=list(self._layers(colours)),
-            width=520 - left,
-            height=_ROW * len(self.points),
-            padding={"left": left, "right": 16, "top": 8, "bottom": 44},
-        )
-
-    def _layers(self, colours: Colours) -> Iterator[Layer]:
-        low, high = self._range()
-        scale = {"domain": [low, high], "nice": False, "zero": False}
-        x = channel("x", scale=scale, title=self.axis, tickCount=6, format="~g")
-        y: dict[str, Any] = {
-            **{"field": "label", "type": "nominal", "sort": None},
-            "axis": {"title": None, "labelLimit": _LABEL, "domain": False, "ticks": False},
-        }
-        style: dict[str, Any] = {"stroke": colours["accent"], "strokeWidth": 1.5}
-        yield layer([{"x": 0}], "rule", {**style, "strokeDash": [4, 4]}, x=x)
-        single = [{"label": p.label, "x": value} for p in self.points for value in p.seeds]
-        faint = {"size": 30, "fill": colours["muted"], "opacity": 0.45}
-        yield layer(single, "circle", faint, x=x, y=y)
-        # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
-        bars = [
-            {"label": p.label, "low": max(p.mean.low, low), "high": min(p.mean.high, high)}
-            for p in self.points
-            if p.mean.low is not None and p.mean.high is not None
-        ]
-        span = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
-        ink = colours["ink"]
-        yield layer(bars, "rule", {"stroke": ink, "strokeWidth": 1.5}, **span)
-        means = [{"label": p.label, "x": p.mean.value} for p in self.points]
-        yield layer(means, "circle", {"size": 70, "fill": ink, "opacity": 1}, x=x, y=y)
-
-    def _range(self) -> tuple[float, float]:
-        """Return the range of the x axis: all differences and 0, with half as much on each side.
-
-        An interval of two seeds may be many times as long: it would hide where the points are.
-        """
-        known = [0.0, *(value for point in self.points for value in point.seeds)]
-        beyond = (max(known) - min(known)) / 2 or 0.1
-        return min(known) - beyond, max(known) + beyond
+    `points` are labels, means and single differences, at least one.
+    """
+    left = min(_LABEL, 7 * max(len(label) for label, _, _ in points)) + 14
+    # All differences and 0, with half as much on each side: an interval of two seeds may be many
+    # times as long, and would hide where the points are.
+    known = [0.0, *(value for _, _, seeds in points for value in seeds)]
+    beyond = (max(known) - min(known)) / 2 or 0.1
+    low, high = min(known) - beyond, max(known) + beyond
+    scale = {"domain": [low, high], "nice": False, "zero": False}
+    x = channel("x", scale=scale, title=axis, tickCount=6, format="~g")
+    y: dict[str, Any] = {
+        **{"field": "label", "type": "nominal", "sort": None},
+        "axis": {"title": None, "labelLimit": _LABEL, "domain": False, "ticks": False},
+    }
+    # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
+    bars = [
+        {"label": label, "low": max(mean.low, low), "high": min(mean.high, high)}
+        for label, mean, _ in points
+        if mean.low is not None and mean.high is not None
+    ]
+    span = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
+    single = [{"label": label, "x": value} for label, _, seeds in points for value in seeds]
+    means = [{"label": label, "x": mean.value} for label, mean, _ in points]
+    zero = {"stroke": COLOURS["accent"], "strokeWidth": 1.5, "strokeDash": [4, 4]}
+    faint = {"size": 30, "fill": COLOURS["muted"], "opacity": 0.45}
+    ink = COLOURS["ink"]
+    return Panel(
+        title=title,
+        caption=caption,
+        layers=[
+            layer([{"x": 0}], "rule", zero, x=x),
+            layer(single, "circle", faint, x=x, y=y),
+            layer(bars, "rule", {"stroke": ink, "strokeWidth": 1.5}, **span),
+            layer(means, "circle", {"size": 70, "fill": ink, "opacity": 1}, x=x, y=y),
+        ],
+        width=520 - left,
+        height=_ROW * len(points),
+        padding={"left": left, "right": 16, "top": 8, "bottom": 44},
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LawPlot:
-    """The measured points, the law through them, and predictions."""
+def law_panel(
+    fit: ScalingFit,
+    labels: Sequence[str],
+    expected: Sequence["Expected"],
+    *,
+    title: str,
+    axis: str,
+    form: str,
+    symbol: str,
+) -> Panel:
+    """Return the measured points, the law through them, and predictions.
 
-    title: str
-    axis: str
-    form: str  # d3's format of the numbers on the axis
-    symbol: str  # of x in the formula
-    fit: ScalingFit
-    labels: Sequence[str]  # of the fit's points
-    next: Sequence[tuple[str, float, Prediction]]  # label and x of models that were not trained
+    Args:
+        fit: The law of the points.
+        labels: Of the points.
+        expected: Predictions for models that were not trained.
+        title: Of the plot.
+        axis: Title of the x axis.
+        form: d3's format of the numbers on it.
+        symbol: Of x in the formula.
+    """
+    line = f"; the line is {fit.law.formula(symbol)}" if fit.law else ""
+    return Panel(
+        title=title,
+        caption=f"bits per byte of held-out text{line}",
+        layers=list(_law_layers(fit, labels, expected, axis, form)),
+        width=460,
+        height=260,
+        padding={"left": 58, "right": 22, "top": 12, "bottom": 44},
+    )
 
-    @property
-    def caption(self) -> str:
-        """The quantity of the y axis, and the law."""
-        line = f"; the line is {self.fit.law.formula(self.symbol)}" if self.fit.law else ""
-        return f"bits per byte of held-out text{line}"
 
-    def panel(self, colours: Colours) -> Panel:
-        """Return the plot with its title, in these colours."""
-        return Panel(
-            title=self.title,
-            caption=self.caption,
-            layers=list(self._layers(colours)),
-            width=460,
-            height=260,
-            padding={"left": 58, "right": 22, "top": 12, "bottom": 44},
-        )
-
-    def _layers(self, colours: Colours) -> Iterator[Layer]:
-        measured: list[dict[str, Any]] = [
-            {"x": x, "y": y, "label": label}
-            for label, (x, y) in zip(self.labels, self.fit.points, strict=True)
-        ]
-        predicted: list[dict[str, Any]] = [
-            {"x": x, "y": p.value, "label": label} for label, x, p in self.next
-        ]
-        x_range, y_range = self._ranges()
-        x = channel(
-            "x",
-            scale={"type": "log", "domain": x_range, "nice": False},
-            title=self.axis,
-            tickCount=5,
-            format=self.form,
-            labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
-            grid=False,
-        )
-        # Without zero: losses differ by a few per cent, and would be one flat line.
-        scale = {"zero": False, "domain": y_range, "nice": False}
-        axis = {"title": None, "tickCount": 6, "format": "~g", "domain": False, "ticks": False}
-        y = channel("y", scale=scale, **axis)
-        if self.fit.law is not None:
-            smallest, largest = self.fit.points[0][0], self.fit.points[-1][0]
-            # Solid among the measured points, dashed beyond them.
-            for low, high, dash in ((smallest, largest, [1, 0]), (largest, x_range[1], [4, 4])):
-                style = {"stroke": colours["accent"], "strokeWidth": 2, "strokeDash": dash}
-                yield layer(self._curve(low, high, y_range), "line", style, x=x, y=y)
-        # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
-        bars = [
-            {"x": x, "low": max(p.range.low, y_range[0]), "high": min(p.range.high, y_range[1])}
-            for _, x, p in self.next
-            if p.range
-        ]
-        span = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        style = {"stroke": colours["mark"], "strokeWidth": 1.5, "strokeDash": [2, 3]}
-        yield layer(bars, "rule", style, **span)
-        text = {"field": "label", "type": "nominal"}
-        for values, colour, fill in (
-            (predicted, colours["mark"], colours["card"]),
-            (measured, colours["ink"], colours["ink"]),
-        ):
-            style = {"size": 70, "stroke": colour, "fill": fill, "strokeWidth": 2, "opacity": 1}
-            yield layer(values, "circle", style, x=x, y=y)
-            style = {"fill": colour, "dx": 9, "dy": -9, "align": "left", "fontSize": 13}
-            yield layer(values, "text", style, x=x, y=y, text=text)
-
-    def _ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the ranges of the axes: all measured and predicted values, and a margin."""
-        # Without predicted ranges, which may be so wide that the points would be a flat line.
-        known = [*self.fit.points, *((x, p.value) for _, x, p in self.next)]
-        (left, right), (low, high) = ((min(v), max(v)) for v in zip(*known, strict=True))
-        across = (right / left) ** _MARGIN if right > left else 2.0
-        beyond = (high - low) * _MARGIN or 0.1
-        return (left / across, right * across), (low - beyond, high + beyond)
-
-    def _curve(
-        self, low: float, high: float, y_range: tuple[float, float]
-    ) -> Iterator[dict[str, Any]]:
-        assert self.fit.law is not None
-        for i in range(_CURVE_POINTS):
-            x = low * (high / low) ** (i / (_CURVE_POINTS - 1))  # even steps on a log axis
-            y = round(self.fit.law.at(x), 6)
-            if y_range[0] <= y <= y_range[1]:
-                yield {"x": x, "y": y}
+def _law_layers(
+    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], axis: str, form: str
+) -> Iterator[Layer]:
+    measured: list[dict[str, Any]] = [
+        {"x": x, "y": y, "label": label} for label, (x, y) in zip(labels, fit.points, strict=True)
+    ]
+    predicted: list[dict[str, Any]] = [
+        {"x": e.flops, "y": e.prediction.value, "label": f"d{e.depth}?"} for e in expected
+    ]
+    # Without predicted ranges, which may be so wide that the points would be a flat line.
+    shown = [*measured, *predicted]
+    (left, right), (low, high) = ((min(v), max(v)) for v in ([p[k] for p in shown] for k in "xy"))
+    across = (right / left) ** _MARGIN if right > left else 2.0
+    beyond = (high - low) * _MARGIN or 0.1
+    left, right, low, high = left / across, right * across, low - beyond, high + beyond
+    x = channel(
+        "x",
+        scale={"type": "log", "domain": [left, right], "nice": False},
+        title=axis,
+        tickCount=5,
+        format=form,
+        labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
+        grid=False,
+    )
+    # Without zero: losses differ by a few per cent, and would be one flat line.
+    scale = {"zero": False, "domain": [low, high], "nice": False}
+    y = channel("y", scale=scale, title=None, tickCount=6, format="~g", domain=False, ticks=False)
+    if fit.law is not None:
+        smallest, largest = fit.points[0][0], fit.points[-1][0]
+        # Solid among the measured points, dashed beyond them.
+        for begin, end, dash in ((smallest, largest, [1, 0]), (largest, right, [4, 4])):
+            style = {"stroke": COLOURS["accent"], "strokeWidth": 2, "strokeDash": dash}
+            # Even steps on a log axis.
+            steps = (
+                begin * (end / begin) ** (i / (_CURVE_POINTS - 1)) for i in range(_CURVE_POINTS)
+            )
+            curve = [{"x": step, "y": round(fit.law.at(step), 6)} for step in steps]
+            yield layer([p for p in curve if low <= p["y"] <= high], "line", style, x=x, y=y)
+    # Cut at the axis, as above.
+    bars = [
+        {"x": e.flops, "low": max(e.prediction.low, low), "high": min(e.prediction.high, high)}
+        for e in expected
+        if e.prediction.low is not None and e.prediction.high is not None
+    ]
+    span = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    style = {"stroke": COLOURS["mark"], "strokeWidth": 1.5, "strokeDash": [2, 3]}
+    yield layer(bars, "rule", style, **span)
+    text = {"field": "label", "type": "nominal"}
+    for values, colour, fill in ((predicted, "mark", "card"), (measured, "ink", "ink")):
+        ink = COLOURS[colour]
+        style = {"size": 70, "stroke": ink, "fill": COLOURS[fill], "strokeWidth": 2, "opacity": 1}
+        yield layer(values, "circle", style, x=x, y=y)
+        style = {"fill": ink, "dx": 9, "dy": -9, "align": "left", "fontSize": 13}
+        yield layer(values, "text", style, x=x, y=y, text=text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,21 +158,22 @@ class Expected:
 
     depth: int
     flops: float
-    prediction: Prediction
+    prediction: Score
+    beyond: float  # `flops` over the largest that were measured
     measured: float | None  # None: the depth was not trained
 
     @property
     def sentence(self) -> str:
         """The prediction for people."""
-        known = self.prediction.range
-        between = f"{known.low:.4g} to {known.high:.4g}" if known else "uncertainty unknown"
-        text = f"d{self.depth} would be {self.prediction.value:.4f} ({between})"
+        found = self.prediction
+        text = f"d{self.depth} would be {found.value:.4f} "
+        text += f"({found.interval or 'uncertainty unknown'})"
         if self.measured is None:
-            beyond = f"{self.prediction.beyond:.3g} times beyond the largest"
+            beyond = f"{self.beyond:.3g} times beyond the largest"
             return f"{text} with {self.flops:.3g} FLOPs: an extrapolation, {beyond}"
         side = ""
-        if known:
-            side = ", inside" if known.low <= self.measured <= known.high else ", outside"
+        if found.low is not None and found.high is not None:
+            side = ", inside" if found.low <= self.measured <= found.high else ", outside"
         return f"from the smaller models {text}; it is {self.measured:.4f}{side}"
 
 
@@ -213,20 +187,15 @@ class Series:
     by_parameters: ScalingFit  # of the scaling parameters
     expected: tuple[Expected, ...]  # the largest depth from the others, and the next depth
 
-    def plots(self, title: str) -> list[LawPlot]:
+    def panels(self, title: str) -> list[Panel]:
         """Return the plots by FLOPs and by parameters."""
         labels = [f"d{depth}" for depth in self.sizes]
-        dots = [
-            (f"d{e.depth}?", e.flops, e.prediction) for e in self.expected if e.measured is None
-        ]
+        ahead = [each for each in self.expected if each.measured is None]
+        axis = {"axis": "C, FLOPs of training", "form": "~e", "symbol": "C"}
+        other = {"axis": "N, parameters of matrices and lm_head", "form": "~s", "symbol": "N"}
         return [
-            LawPlot(
-                title=title, axis=axis, form=form, symbol=symbol, fit=fit, labels=labels, next=dots
-            )
-            for axis, form, symbol, fit, dots in (
-                ("C, FLOPs of training", "~e", "C", self.by_flops, dots),
-                ("N, parameters of matrices and lm_head", "~s", "N", self.by_parameters, []),
-            )
+            law_panel(self.by_flops, labels, ahead, title=title, **axis),
+            law_panel(self.by_parameters, labels, [], title=title, **other),
         ]
 
     def sentences(self) -> Iterator[str]:
@@ -250,10 +219,6 @@ class Series:
                 "of this series is not one of models that are each trained in proportion to their "
                 "size"
             )
-
-    def tree(self) -> dict[str, Any]:
-        """Return the laws as JSON values."""
-        return asdict(self)
 
 
 def series_of(
@@ -296,17 +261,17 @@ def _expect(
     found = fit.predict(flops)
     if found is None:
         return []
-    return [Expected(depth=depth, flops=flops, prediction=found, measured=measured)]
+    beyond = flops / fit.points[-1][0]
+    return [Expected(depth=depth, flops=flops, prediction=found, beyond=beyond, measured=measured)]
 
 
 def _certainty(fit: ScalingFit) -> str:
     parts: list[str] = []
     # A range that reaches an end of the search is no range: a doubt reports it instead.
     if fit.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):
-        known = fit.exponent_range
-        parts.append(f"exponent {known.low:.3g} to {known.high:.3g}")
+        parts.append("exponent {:.3g} to {:.3g}".format(*fit.exponent_range))
     if fit.law is not None and fit.floor_range and fit.law.floor:
-        parts.append(f"floor {fit.floor_range.low:.3g} to {fit.floor_range.high:.3g}")
+        parts.append("floor {:.3g} to {:.3g}".format(*fit.floor_range))
     if fit.law is not None and fit.law.scatter is not None:
         parts.append(f"scatter {100 * fit.law.scatter:.2g} %")
     return f" ({', '.join(parts)})" if parts else ""

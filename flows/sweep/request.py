@@ -4,28 +4,22 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flows.run_request import (
-    RETRIES,
     RUN_NAME,
     Depth,
-    GpuPool,
-    Gpus,
     Nodes,
     Option,
     Overrides,
-    Place,
+    Placed,
     ProfileName,
-    Retries,
-    StoreUrl,
-    Strict,
     list_of,
 )
 from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN
 
 SEEDS = (42, 43, 44)
-# Stages whose artifact has a score: the metric, and 1 if less of it is better, else -1.
+# Stages whose artifact has a score, and its metric.
 METRICS = {
-    **{stage.name: ("val_bpb", 1) for stage in (PRETRAIN, BASE_EVAL)},
-    **{stage.name: ("chatcore", -1) for stage in CHAT_EVALS},
+    **{stage.name: "val_bpb" for stage in (PRETRAIN, BASE_EVAL)},
+    **{stage.name: "chatcore" for stage in CHAT_EVALS},
 }
 VARY = Option(
     label="Varied settings",
@@ -49,7 +43,7 @@ REDUCTION = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepRequest:
+class SweepRequest(Placed):
     """A sweep: the grid of settings, and where its runs are built."""
 
     profile: ProfileName = "tiny"
@@ -78,10 +72,4 @@ class SweepRequest:
             rules=RUN_NAME.rules,
         ),
     ] = None
-    gpus: Gpus = None
-    place: Place = ()
-    store: StoreUrl = None
-    pool: GpuPool = None
     nodes: Nodes = 1
-    retries: Retries = RETRIES
-    strict: Strict = False

@@ -15,17 +15,22 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from flows.compare.compare import scores_of
+from flows.compare.compare import direction, scores_of
 from flows.identity.manifest import Manifest
+from flows.render.page import Page, Section
 from flows.render.paired import Delta
 from flows.render.table import Table, numbers, texts
-from flows.sweep.files import SweepReport
+from flows.render.vega import Panel, picture
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.plan import Results
-from flows.sweep.plots import DifferencePlot, PlottedPoint, Series, series_of
+from flows.sweep.plots import Series, difference_panel, series_of
+from infra.storage.files import write_whole, writing
+from nanochat_core.errors import ConfigError
 from nanochat_core.evaluate.intervals import mean_over_seeds
+from nanochat_core.job import write_json
 
 FORMAT = 1  # of the JSON
 FAILED = math.inf  # the score of a point from the seed on that failed
@@ -39,6 +44,19 @@ than base, one is expected to have an interval without 0. A point that was stopp
 others with the same seeds; no interval says that it would have stayed there."""
 _SERIES_FOOTER = """The range of a law is what the scatter of these points allows, at 95 %. A
 prediction is an extrapolation: nothing says that the law continues."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """The results of a sweep. The same results give the same bytes: it has no times."""
+
+    name: str
+    lead: str  # profile, settings and store
+    pictures: Sequence[Panel]  # none if nothing was measured
+    sentences: Sequence[str]
+    table: Table
+    footer: str
+    tree: Mapping[str, Any]  # JSON values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,25 +160,26 @@ def report_of_sweep(
     found = results_of(sweep, results)
     series, base = _series(sweep, found), sweep.points[0].label
     has_core = any(each.core is not None for each in found)
-    plot = DifferencePlot(
-        title=f"Sweep {sweep.name}",
-        axis=f"{sweep.metric} less that of {base}, same seeds",
-        caption=f"mean and 95 % interval, cut at the edge; faint: single seeds; {_better(sweep)}",
-        points=[
-            PlottedPoint(label=" ".join(each.point.cells), mean=mean, seeds=each.from_base)
-            for each in found
-            if (mean := each.difference) is not None
-        ],
-    )
+    title = f"Sweep {sweep.name}"
+    points = [
+        (" ".join(each.point.cells), mean, each.from_base)
+        for each in found
+        if (mean := each.difference) is not None
+    ]
+    plot = {
+        "axis": f"{sweep.metric} less that of {base}, same seeds",
+        "caption": "mean and 95 % interval, cut at the edge; faint: single seeds; "
+        f"{'less' if direction(sweep.metric) < 0 else 'more'} is better",
+    }
     overrides = f" with {', '.join(sweep.request.overrides)}" if sweep.request.overrides else ""
     return SweepReport(
         name=sweep.name,
         lead=f"Profile {sweep.request.profile}{overrides}; store {store}.",
         pictures=(
-            series.plots(plot.title)
+            series.panels(title)
             if series is not None and series.losses
-            else [plot]
-            if plot.points
+            else [difference_panel(points, title=title, **plot)]
+            if points
             else []
         ),
         sentences=[
@@ -171,7 +190,7 @@ def report_of_sweep(
         table=Table(
             columns=(
                 *texts(sweep.head[0]),
-                *numbers(*sweep.head[1:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
+                *numbers(*sweep.head[1:], "seeds", f"mean {sweep.metric}", f"from {base}"),
                 *numbers(*(["mean CORE"] if has_core else [])),
                 *texts("ended"),
             ),
@@ -181,14 +200,14 @@ def report_of_sweep(
         tree={
             **_tree(sweep, found, store),
             "errors": errors,
-            **({"series": series.tree()} if series else {}),
+            **({"series": asdict(series)} if series else {}),
         },
     )
 
 
 def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
     """Return the laws of a sweep over depths; None if other settings vary, or no loss is scored."""
-    if not sweep.is_series or sweep.sign < 0:
+    if not sweep.is_series or direction(sweep.metric) > 0:
         return None
     # The members begin with every point's first seed; size follows from no seed.
     runs = {m.depth: m.profile.run for m in sweep.members[: len(sweep.points)]}
@@ -203,7 +222,9 @@ def _allowed(sweep: Sweep, results: Results) -> list[int]:
         known = {i: point.member(seed) for i, seed in enumerate(seeds)}
         ended = {i: results[label] for i, label in known.items() if label in results}
         each = {i: score_of(sweep, made) if made else None for i, made in ended.items()}
-        scores.append({i: FAILED if s is None else sweep.sign * s for i, s in each.items()})
+        scores.append(
+            {i: FAILED if s is None else -direction(sweep.metric) * s for i, s in each.items()}
+        )
     reduction = sweep.request.reduction
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
 
@@ -265,7 +286,9 @@ def _number(score: float | None) -> str:
 def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
     whole = [each for each in found if not each.stopped and not each.has_failed]
     if found[0] in whole:
-        yield _best(sweep, min(whole, key=lambda each: sweep.sign * (each.mean or 0.0)))
+        yield _best(
+            sweep, min(whole, key=lambda each: -direction(sweep.metric) * (each.mean or 0.0))
+        )
     else:
         base = found[0].point.label
         yield f"{base} failed: there are no differences from it for its missing seeds"
@@ -336,5 +359,34 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
     }
 
 
-def _better(sweep: Sweep) -> str:
-    return "less is better" if sweep.sign > 0 else "more is better"
+def write_files(home: Path, report: SweepReport) -> Path:
+    """Write the files to HOME/sweep/NAME, each atomically, replacing older ones; return the page.
+
+    The numbers are next to it, as .json, and so is the picture, as .svg, if anything was measured.
+    Raises ConfigError if this machine cannot draw, or cannot write there.
+    """
+    directory = home / "sweep" / report.name
+    content = Page(
+        kind="Sweep",
+        heading=report.name,
+        lead=[report.lead],
+        sections=[
+            Section(charts=report.pictures),
+            Section(title="What the numbers say", items=report.sentences),
+            Section(title="Models", table=report.table),
+        ],
+        footer=report.footer,
+    ).html
+    # Everything is rendered before the first write: a failure leaves the older files as they were.
+    drawing = picture(report.pictures[:1]) if report.pictures else None
+    page = directory / "sweep.html"
+    with writing(directory, ConfigError):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(page.with_suffix(".json"), report.tree)
+        write_whole(page, content.encode())
+        if drawing:
+            write_whole(page.with_suffix(".svg"), drawing.encode())
+        else:
+            # One of an earlier run would show points that are not in the page.
+            page.with_suffix(".svg").unlink(missing_ok=True)
+    return page

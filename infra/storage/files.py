@@ -45,8 +45,8 @@ def writing(
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[Path]:
-    """Yield a hidden path next to `path`, whose file then becomes read-only and replaces `path`.
+def replacing(path: Path, *, mode: int | None = 0o444) -> Generator[Path]:
+    """Yield a hidden path next to `path`, whose file then gets `mode`, if any, and replaces `path`.
 
     After an error the file is removed, and `path` is as it was.
     """
@@ -54,10 +54,20 @@ def replacing(path: Path) -> Generator[Path]:
     try:
         yield temporary
         # Before the rename, so that the final name is never writable.
-        temporary.chmod(0o444)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees all of it, or the older one."""
+    if path.exists() and not path.is_file():  # a device, a pipe: it is written to, never replaced
+        path.write_bytes(data)
+        return
+    with replacing(path, mode=None) as temporary:
+        temporary.write_bytes(data)
 
 
 # Of the file that a store fetches to.

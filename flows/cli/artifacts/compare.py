@@ -103,7 +103,7 @@ def compare(
         print_json({**result, "differences": differences, "stages": trees})
     compared = Compared(
         names=references,
-        changes=changes_of(references, stages),
+        changes=_changes(differences),
         scores=score_rows(stages),
         others=other_rows(stages),
         charts=[chart for of_stage in curves.values() for chart in of_stage],
@@ -123,28 +123,22 @@ def compare(
     return CHANGES if exit_code and differences else 0
 
 
-def open_alike(store: Store, references: Sequence[str]) -> list[Manifest] | list[Run]:
-    """Return the artifacts, all of one stage, or the runs that these names stand for.
+def open_alike(store: Store, references: Sequence[str]) -> list[Manifest | Run]:
+    """Return the runs, or the artifacts of one stage, that these names stand for.
 
-    Raises ConfigError if runs and artifacts are mixed, or artifacts are of different stages.
+    Raises ConfigError if they are of several kinds.
     """
-    kinds = {is_artifact(name) for name in references}
+    items = [
+        open_artifact(store, name) if is_artifact(name) else open_run(store, name)
+        for name in references
+    ]
+    kinds = dict.fromkeys(i.stage if isinstance(i, Manifest) else "a run" for i in items)
     if len(kinds) > 1:
-        run, artifact = (next(n for n in references if is_artifact(n) == k) for k in (False, True))
         raise ConfigError(
-            f"{run} is a run and {artifact} is an artifact",
-            hint=f"compare runs, or artifacts: one of the run is like sft@{run}",
+            f"these are not alike: {', '.join(kinds)}",
+            hint="compare runs, or artifacts of one stage, such as sft@RUN",
         )
-    if kinds != {True}:
-        return [open_run(store, name) for name in references]
-    manifests = [open_artifact(store, name) for name in references]
-    stages = sorted({manifest.stage for manifest in manifests})
-    if len(stages) > 1:
-        raise ConfigError(
-            f"the artifacts are of different stages: {', '.join(stages)}",
-            hint="compare artifacts of one stage, or whole runs",
-        )
-    return manifests
+    return items
 
 
 def in_order(names: Collection[str]) -> list[str]:
@@ -213,22 +207,14 @@ def _origin(item: Manifest | Run) -> tuple[str, ...]:
 
 
 def _difference_rows(tree: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield a line for a stage of two runs; for two artifacts one for each setting and file."""
+    """Yield a line for a stage; for two artifacts also one for each file."""
     name, state, stage = (tree[key] for key in ("reference", "state", "stage"))
+    prints = dict.fromkeys(short(tree[side]) for side in ("old", "new") if tree[side])
+    notes = {"+": "not in the first", "-": "only in the first"}
+    reasons = listed(tree["reasons"], _MAX_REASONS if tree["of_runs"] else len(tree["reasons"]))
+    yield name, state, stage, " -> ".join(prints), notes.get(state, reasons)
     if tree["of_runs"]:
-        prints = dict.fromkeys(short(tree[side]) for side in ("old", "new") if tree[side])
-        notes = {"+": "not in the first", "-": "only in the first"}
-        reasons = listed(tree["reasons"], _MAX_REASONS)
-        yield name, state, stage, " -> ".join(prints), notes.get(state, reasons)
         return
-    for reason in tree["changes"]:
-        yield name, "setting" if reason["kind"] == "config" else "", str(Change(**reason)), "", ""
-    for change in tree["inputs"]:
-        sources = [change["old"], change["new"]]
-        # Equal fingerprints: the same work, with another result.
-        is_rebuilt = all(sources) and sources[0]["fingerprint"] == sources[1]["fingerprint"]
-        key = "digest" if is_rebuilt else "fingerprint"
-        yield name, "input", change["stage"], _change(*(s and short(s[key]) for s in sources)), ""
     for change in tree["files"]:
         sizes = (change[side] for side in ("old", "new"))
         texts_of = (None if size is None else f"{size:,} bytes" for size in sizes)
@@ -251,16 +237,12 @@ def _compare_stage(
     from flows.render.paired import NONE, delta_of
 
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
-    base = manifests[0]
     names = list(dict.fromkeys(name for each in scores for name in each))
     same = len({manifest and manifest.fingerprint for manifest in manifests}) == 1
     tree: dict[str, Any] = {
         "stage": stage,
         "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
         "same": same and bool(names),
-        "changes": [
-            [str(change) for change in changes_between(base, manifest)] for manifest in manifests
-        ],
         "scores": [],
         "answers": [[] for _ in manifests],
         "not_paired": [None for _ in manifests],
@@ -287,13 +269,6 @@ def _compare_stage(
     ]
     tree["not_paired"] = [pairs.why_not for pairs in paired]
     return tree
-
-
-def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
-    """Return the settings, code and formats that differ, without what differs in the inputs."""
-    if old is None or new is None:
-        return []
-    return differ_in_causes(old.preimage, new.preimage, with_inputs=False)
 
 
 def _lines(
@@ -327,15 +302,13 @@ def _answers_of(
                 yield from _answers(f"{title} {task['task']}: {name}", task, shown)
 
 
-def changes_of(
-    references: Sequence[str], stages: Sequence[Mapping[str, Any]]
-) -> dict[str, list[str]]:
+def _changes(differences: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Return what each reference after the first was made with that the first was not."""
-    made = {
-        name: list(dict.fromkeys(change for stage in stages for change in stage["changes"][index]))
-        for index, name in enumerate(references)
-    }
-    return {name: changes for name, changes in made.items() if changes}
+    made: dict[str, dict[str, None]] = {}
+    for tree in differences:
+        changes = (str(Change(**change)) for change in tree.get("changes", ()))
+        made.setdefault(tree["reference"], {}).update(dict.fromkeys(changes))
+    return {name: list(changes) for name, changes in made.items() if changes}
 
 
 def _answers(title: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import shlex
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -25,13 +24,11 @@ from flows.plan.planned import open_settings
 from flows.render.table import Table, texts
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
-from flows.stages import PRETRAIN
 from infra.placement import NO_POOL, check_gpu_pool
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.registry import Wanted
-    from flows.evals.flow import Evaluated
 
 Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 
@@ -101,9 +98,12 @@ def evals(
         return _remove(model, options)
     _check_profile(model, options)
     model = name_in_store(options, options.open_store(), model, is_foreign=True)
+    # Before a server may be started: wrong options must cost nothing.
+    suite = options.open(model)
+    command = shlex.join(["nanochat", "evals", model, *options.argv])
     if not schedule:
-        return _run(model, options)
-    return _schedule(model, cron or NIGHTLY, timezone or "UTC", pause, options)
+        return _run(suite, command, options)
+    return _schedule(suite, command, options, cron=cron or NIGHTLY, zone=timezone, paused=pause)
 
 
 def _check_profile(model: str, options: EvalOptions) -> None:
@@ -117,46 +117,58 @@ def _check_profile(model: str, options: EvalOptions) -> None:
         )
 
 
-def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOptions) -> int:
+def _schedule(
+    suite: Suite, command: str, options: EvalOptions, *, cron: str, zone: str | None, paused: bool
+) -> int:
     """Register a schedule, print what it does, and return the exit code."""
-    # Before `_connect`, which may start a server: wrong options must cost nothing.
-    suite = options.open(model)
-    worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
+    from infra.prefect.server import shared_server
+
+    # Before `_connect`, which sets PREFECT_API_URL.
+    shared = shared_server(options.home_path)
     _connect(options)
     from deployments.evals import apply, evaluation
 
+    model, zone = suite.request.model, zone or "UTC"
     # Defaults are resolved here: the worker that evaluates has its own environment.
     wanted = evaluation(
         model,
         cron=cron,
-        timezone=timezone,
-        paused=pause,
+        timezone=zone,
+        paused=paused,
         parameters={
             name: [*value] if isinstance(value, tuple) else value  # as JSON has them
             # A deployment's own default, such as that of main, must not take the pool's place.
             for name, value in {**options.parameters(), "pool": options.pool or NO_POOL}.items()
         },
-        environment=_environment(options),
+        # Workers of a local server share this machine and its home. Those of a shared server may be
+        # on other machines, where this path means nothing.
+        environment={} if shared else {"NANOCHAT_HOME": str(options.home_path)},
     )
     apply(wanted)
-    command = _run_command(model, options)
-    state = "paused" if pause else f"{cron} ({timezone})"
-    print_lines(_scheduled(state, suite, worker, command))
+    # Not `prefect worker start`: it does not know the password of the home's server.
+    worker = ["nanochat", "up", "--pool", "cpu", *StoreOptions(home=options.home).argv]
+    words = [f"PREFECT_API_URL={shared}", *worker] if shared else worker
+    state = "paused" if paused else f"{cron} ({zone})"
+    print_lines(
+        [
+            f"{model} is evaluated by {suite.stage.name}: {state}",
+            f"model   {suite.model.name}; looked up again each time",
+            f"worker  {shlex.join(words)}",
+            f"at once {command}",
+        ]
+    )
     return 0
 
 
-def _run(model: str, options: EvalOptions) -> int:
+def _run(suite: Suite, command: str, options: EvalOptions) -> int:
     """Evaluate a model now, and return the exit code."""
-    if options.pool is None:
-        check_gpus(options.gpus)
-    suite = options.open(model)
     from flows.orchestration.local_run import check_pool_exists, ready
 
-    if options.pool is not None:
+    if options.pool is None:
+        check_gpus(options.gpus)
+    else:
         check_pool_exists(options.home_path, options.pool)
-
-    began = time.monotonic()
-    command = _run_command(model, options)
+    began, model = time.monotonic(), suite.request.model
     with (
         resumable(command, stages=[stage.name for stage in suite.stages]) as display,
         ready(options.home_path, display, suite),
@@ -166,7 +178,11 @@ def _run(model: str, options: EvalOptions) -> int:
         from flows.orchestration.caller import call_flow
 
         evaluated = call_flow(nanochat_eval, model=model, **options.parameters())
-    print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
+    made, took = evaluated.evaluation, duration(time.monotonic() - began)
+    how = "cached" if made.cached else "built"
+    print_lines(
+        ["", f"{made.manifest.name} {how}, in {took}", f"{model}: {evaluated.verdict.text}"]
+    )
     return CHANGES if evaluated.verdict.regressed else 0
 
 
@@ -174,26 +190,18 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
     """Print which models are evaluated on a schedule, and return the exit code."""
     from infra.prefect.server import find_server, shared_server
 
-    found: list[Wanted] = []
+    rows: list[tuple[str, ...]] = []
     # Schedules are in the server's database. A server that does not run is not started to ask.
     if shared_server(place.home_path) or find_server(place.home_path):
         _connect(place)
         from deployments.evals import read_evaluations
 
-        found = read_evaluations()
-    print_result(
-        lambda: [*map(_to_tree, found)],
-        [
-            Table(columns=_COLUMNS, rows=[*map(_row, found)])
-            if found
-            else "nothing is scheduled: nanochat evals MODEL --schedule"
-        ],
-        as_json=as_json,
-    )
+        rows = [*map(_row, read_evaluations())]
+    columns = texts("model", "cron", "timezone", "state", "metric", "drop", "against")
+    none = "nothing is scheduled: nanochat evals MODEL --schedule"
+    table = Table(columns=columns, rows=rows)
+    print_result(table.tree, [table if rows else none], as_json=as_json)
     return 0
-
-
-_COLUMNS = texts("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 
 def _remove(model: str, place: StoreOptions) -> int:
@@ -213,72 +221,15 @@ def _connect(place: StoreOptions) -> None:
     connect(place.home_path, print_line)
 
 
-def _environment(where: PlacementOptions) -> dict[str, str]:
-    """Return environment variables of the evaluating process."""
-    from infra.prefect.server import shared_server
-
-    # Workers of a local server share this machine and its home. Those of a shared server may be on
-    # other machines, where this path means nothing.
-    return {} if shared_server(where.home_path) else {"NANOCHAT_HOME": str(where.home_path)}
-
-
-def _to_tree(found: "Wanted") -> dict[str, Any]:
-    parameters, schedule = {**found.parameters}, found.schedule
-    assert schedule is not None
-    return {
-        "model": parameters.pop("model"),
-        "cron": schedule.cron,
-        "timezone": schedule.timezone or "UTC",
-        "paused": found.paused,
-        "parameters": parameters,
-    }
-
-
 def _row(found: "Wanted") -> tuple[str, ...]:
-    tree = _to_tree(found)
-    facts = tree["parameters"]
+    rule, schedule = found.parameters, found.schedule
+    assert schedule is not None
     return (
-        tree["model"],
-        tree["cron"],
-        tree["timezone"],
+        rule["model"],
+        schedule.cron,
+        schedule.timezone or "UTC",
         "paused" if found.paused else "on",
-        str(facts.get("metric") or usual_metric(tree["model"])),
-        f"{facts.get('drop', DROP):g}",
-        str(facts.get("against", "previous")),
+        rule.get("metric") or "chatcore, core or val_bpb",
+        f"{rule.get('drop', DROP):g}",
+        rule.get("against", "previous"),
     )
-
-
-def usual_metric(model: str) -> str:
-    """Return the metric that is compared where none is chosen; a bare name is a chat model's."""
-    is_base = model.replace("/", "@").startswith(f"{PRETRAIN.name}@")
-    return "core or val_bpb" if is_base else "chatcore"
-
-
-def _run_command(model: str, options: EvalOptions) -> str:
-    """Return the command that evaluates the model now."""
-    return shlex.join(["nanochat", "evals", model, *options.argv])
-
-
-def _worker_command(where: PlacementOptions) -> str:
-    """Return the command that starts a worker for the schedule."""
-    from infra.prefect.server import shared_server
-
-    # Not `prefect worker start`: it does not know the password of the home's server.
-    words = ["nanochat", "up", "--pool", "cpu", *StoreOptions(home=where.home).argv]
-    shared = shared_server(where.home_path)
-    return shlex.join([*([f"PREFECT_API_URL={shared}"] if shared else []), *words])
-
-
-def _scheduled(state: str, suite: Suite, worker: str, command: str) -> Iterator[str]:
-    """Yield the lines printed after a schedule is made."""
-    yield f"{suite.request.model} is evaluated by {suite.stage.name}: {state}"
-    yield f"model   {suite.model.name}; looked up again each time"
-    yield f"worker  {worker}"
-    yield f"at once {command}"
-
-
-def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:
-    yield ""
-    how = "cached" if evaluated.evaluation.cached else "built"
-    yield f"{evaluated.evaluation.manifest.name} {how}, in {took}"
-    yield f"{model}: {evaluated.verdict.text}"

@@ -31,24 +31,23 @@ def sql(
     For example: nanochat sql "select run, metric, value, low, high from stages join evals using
     (stage, fingerprint) where metric = 'core' order by value desc"
     """
-    from flows.compare.query import columns_of, select, views_in
-    from flows.compare.tables import VIEWS, read_tables
+    from flows.compare.query import columns_in, query_store
+    from flows.compare.tables import VIEWS
 
     store = place.open_store()
-    # Without a query: only the files of these two know all their columns.
-    views = views_in(query or "steps examples")
-    tables, problems = read_tables(store, views)
-    head, rows = ([], []) if query is None else select(query, tables)
-    for problem in dict.fromkeys(problems):
+    found: tuple[Any, list[str]] = columns_in(store) if query is None else query_store(store, query)
+    known, problems = found
+    for problem in problems:
         print_warning(f"skipped: {problem}")
     if query is None:
-        known = columns_of(tables)
         described: dict[str, dict[str, Any]] = {
             name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
         }
         lines = (line for name in VIEWS for line in _view_lines(name, **described[name]))
         print_result(lambda: described, lines, as_json=as_json)
         return 0
+    head = known.column_names
+    rows = [*zip(*(column.to_pylist() for column in known.columns), strict=True)]
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
     table = Table(columns=texts(*head), rows=[[*map(_cell, row)] for row in shown])

@@ -15,9 +15,8 @@ from flows.cli.train.plan import plan
 from flows.persona import make_persona, parse_fact, persona_lines, slug, slug_reason, with_persona
 from flows.profile_file import changes_to_toml
 from flows.profiles import open_profile
-from flows.render.page import write_whole
 from flows.run_request import shared
-from infra.storage.files import writing
+from infra.storage.files import write_whole, writing
 from nanochat_core.errors import ConfigError
 from tasks.generated.persona import Persona
 

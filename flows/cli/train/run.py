@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import shlex
 import time
 import uuid
@@ -178,23 +177,18 @@ def ending(
     `made` are its artifacts, by stage. Raises ArtifactError, StoreError.
     """
     from flows.artifacts.cache import fetch
+    from flows.report.inputs import Artifact
+    from flows.report.scores import chat_scores, summary
 
+    evaluations = {
+        model.name: Artifact(manifest=m, files=fetch(store, m, cache) / "files", events=())
+        for model in CHAT_MODELS
+        if (m := made.get(EVALUATORS[model.name].name))
+    }
+    base = made.get(PRETRAIN.name)
+    lines = list(summary(base.provenance.metrics if base else {}, chat_scores(evaluations)))
     if report := made.get(REPORT.name):
-        page = fetch(store, report, cache) / "files" / "report.html"
-        lines = headline(page.with_name("report.md").read_text(encoding="utf-8"))
-        lines.append(f"report card: {page}")
-    else:
-        from flows.report.inputs import Artifact
-        from flows.report.scores import chat_scores, summary
-
-        evaluations = {
-            model.name: Artifact(manifest=m, files=fetch(store, m, cache) / "files", events=())
-            for model in CHAT_MODELS
-            if (m := made.get(EVALUATORS[model.name].name))
-        }
-        base = made.get(PRETRAIN.name)
-        metrics = base.provenance.metrics if base else {}
-        lines = list(summary(metrics, chat_scores(evaluations)))
+        lines.append(f"report card: {fetch(store, report, cache) / 'files' / 'report.html'}")
     chats = {name for model in CHAT_MODELS for name in (model.name, EVALUATORS[model.name].name)}
     model = name if chats & {*made} or report else f"{PRETRAIN.name}@{name}"
     if model == name or PRETRAIN.name in made:
@@ -214,10 +208,3 @@ def first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> st
     # By fingerprint: `sft@NAME` is that of the newest finished run, which may be an older one.
     model = ArtifactRef(stage, event["uri"].rpartition("/")[2]).name
     return f"first chat, in another terminal: {shlex.join(['nanochat', 'chat', model, *place])}"
-
-
-def headline(report: str) -> list[str]:
-    """Return the items of the first list of a report card in markdown: its main numbers."""
-    lines = itertools.dropwhile(lambda line: not line.startswith("- "), report.splitlines())
-    items = itertools.takewhile(lambda line: line.startswith("- "), lines)
-    return [item.removeprefix("- ") for item in items]

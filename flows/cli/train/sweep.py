@@ -1,7 +1,6 @@
 """`nanochat sweep`: try settings with several seeds, and compare them with the unchanged ones."""
 
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from flows.cli.options import (
     check_gpus,
     check_workers,
 )
-from flows.cli.output import print_json, print_lines, print_warning, table_width
+from flows.cli.output import print_json, print_lines, print_result, print_warning, table_width
 from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
 from flows.render.table import as_lines
@@ -71,7 +70,7 @@ def sweep(
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
     """
     from flows.orchestration.local_run import check_pool_exists, ready
-    from flows.sweep.plan import lines_of, plan_sweep, plan_to_json
+    from flows.sweep.plan import lines_of, plan_sweep, plan_tree
 
     if depths is not None:
         options = _over_depths(options, numbers_in(depths, "--depths", "like --depths 2,3,4,6"))
@@ -88,10 +87,7 @@ def sweep(
     planned = plan_sweep(opened, store, home, log=print_warning, will_run=not plan)
     options.warn_of(planned.placement)
     if plan:
-        if as_json:
-            sys.stdout.write(plan_to_json(planned) + "\n")
-        else:
-            print_lines(lines_of(planned))
+        print_result(lambda: plan_tree(planned), lines_of(planned), as_json=as_json)
         return 0
     if not planned.plan.up_to_date:  # what is built already needs no disk
         check_room(home, store)
@@ -108,12 +104,12 @@ def sweep(
 
             made = call_flow(flow, **given)
     if as_json:
-        print_json({**made.report.tree, "cost": asdict(made.spent)})
+        cost = {"built": asdict(made.built), "cached": asdict(made.cached)}
+        print_json({**made.report.tree, "cost": cost})
         return 0
-    built, cached = made.spent.built.stages, made.spent.cached.stages
     took = duration(time.monotonic() - began)
-    print_lines(["", f"{built} stages built, {cached} cached, in {took}", "", made.report.table])
-    print_lines(["", *made.report.sentences, "", *made.spent.lines, f"page     {made.page}"])
+    print_lines(["", f"finished in {took}", "", made.report.table])
+    print_lines(["", *made.report.sentences, "", *made.cost_lines, f"page     {made.page}"])
     if made.report.pictures:
         print_lines([f"picture  {made.page.with_suffix('.svg')}"])
     print_lines([f"numbers  {made.page.with_suffix('.json')}"])

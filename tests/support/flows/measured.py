@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,11 @@ def parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(list(rows)), buffer)
     return buffer.getvalue()
+
+
+def reader(directory: Path) -> Callable[[str], bytes | None]:
+    """Return a function that reads the files of a directory; None for one that is not there."""
+    return lambda name: path.read_bytes() if (path := directory / name).exists() else None
 
 
 def put_measured(

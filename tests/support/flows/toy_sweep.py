@@ -59,8 +59,8 @@ def run_sweep(
 
     units = units_of(sweep, stages or make_stages(toys))
     runs = {
-        member.label: replace(make_run(f"{member.name}-{name}"), name=member.name)
-        for member in sweep.members
+        m.label: replace(make_run(f"{m.request.run_name}-{name}"), name=m.request.run_name)
+        for m in sweep.members
     }
 
     @flow(name="toy-sweep", flow_run_name=name)

@@ -26,8 +26,8 @@ def test_two_depths_of_tiny_are_trained_and_a_second_command_builds_nothing(tmp_
     finally:
         main(["down", "--home", str(tmp_path)])
 
-    assert "9 stages built, 0 cached" in said[0]
-    assert "0 stages built, 9 cached" in said[1]
+    assert "built now: 9 stages" in said[0]
+    assert "reused: 9 stages" in said[1]
     assert (tmp_path / "sweep" / "small" / "sweep.svg").exists()
     table = [[line for line in text.splitlines() if line.startswith("d1 ")][-1] for text in said]
     assert table[0] == table[1]

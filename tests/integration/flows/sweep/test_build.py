@@ -67,7 +67,10 @@ def test_a_sweep_that_is_cancelled_after_a_point_has_finished_begins_no_other_ru
     monkeypatch.setattr(build, "keeping_signals", lambda stop: contextlib.nullcontext())
     monkeypatch.setattr(flow_setup, "get_run_logger", lambda: logging.getLogger(__name__))
     sweep = toy_sweep("optimizer.muon_lr=0.01,0.028,0.05,0.5")
-    runs = {m.label: replace(make_run(f"{m.name}-1"), name=m.name) for m in sweep.members}
+    runs = {
+        m.label: replace(make_run(f"{m.request.run_name}-1"), name=m.request.run_name)
+        for m in sweep.members
+    }
     context = replace(toys.context(), stop=stop)
     with pytest.raises(StageInterrupted):
         build.build_units(sweep, units_of(sweep, make_stages(toys)), context, runs)

@@ -44,9 +44,9 @@ def whole(
 def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     toys, swept = whole
 
-    assert (swept.spent.built.stages, swept.spent.cached.stages) == (BUILT, 0)
-    assert swept.spent.built.seconds > 0
-    assert swept.spent.built.dollars > 0  # the toys' machine has a price
+    assert (swept.built.stages, swept.cached.stages) == (BUILT, 0)
+    assert swept.built.seconds > 0
+    assert swept.built.dollars > 0  # the toys' machine has a price
     assert [row[2] for row in swept.report.table.rows] == [
         *("3 of 3", "2 of 3", "3 of 3", "1 of 3", "1 of 3")
     ]
@@ -63,7 +63,7 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     assert artifacts("sweep-toy-plot")
 
     again = run_sweep(toys, toy_sweep(VARY), "sweep-again")
-    assert (again.spent.built.stages, again.spent.cached.stages) == (0, BUILT)
+    assert (again.built.stages, again.cached.stages) == (0, BUILT)
     assert again.report == swept.report
 
 

@@ -17,14 +17,15 @@ def test_ranges_hold_what_was_planted_as_often_as_they_say(noise):
         assert fit.law is not None
         assert fit.exponent_range is not None
         assert fit.floor_range is not None
-        assert prediction.range is not None
+        assert prediction.low is not None
+        assert prediction.high is not None
         measured = loss(NEXT) * (1 + noise * random.standard_normal())
         for what, known, true in (
             ("floor", fit.floor_range, FLOOR),
             ("exponent", fit.exponent_range, EXPONENT),
-            ("prediction", prediction.range, measured),
+            ("prediction", (prediction.low, prediction.high), measured),
         ):
-            inside[what] += known.low <= true <= known.high
+            inside[what] += known[0] <= true <= known[1]
 
     # Of 30 at 95 %, fewer than 24 would come up once in a thousand times.
     assert all(count >= 24 for count in inside.values()), inside

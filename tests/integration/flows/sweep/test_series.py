@@ -67,7 +67,7 @@ def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(toys, s
     swept = run_series(toys, "series-whole")
     assert most_on_the_gpu(toys) == 1
 
-    assert (swept.spent.built.stages, swept.spent.cached.stages) == (7, 0)
+    assert (swept.built.stages, swept.cached.stages) == (7, 0)
     assert swept.report.tree["series"]["losses"] == {1: 2.9, 2: 2.8, 3: 2.7}
     assert toys.kinds("text").count("building") == 1
     assert toys.kinds("d2 / pretrain").count("building") == 1
@@ -110,7 +110,7 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
 
     toys.set_broken("d2", False)
     swept = run_series(toys, "series-mended")
-    assert (swept.spent.built.stages, swept.spent.cached.stages) == (2, 5)
+    assert (swept.built.stages, swept.cached.stages) == (2, 5)
     assert list(swept.report.tree["series"]["losses"]) == [1, 2, 3]
     assert swept.report.tree["errors"] == {}
 

@@ -16,6 +16,7 @@ from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
+from tests.support.flows.measured import reader
 
 pytestmark = pytest.mark.torch
 
@@ -141,7 +142,7 @@ def test_two_models_on_the_same_rows_are_paired(make, model, tokenizer, tmp_path
     save_model(changed, other, tokenizer=words, optimizer={}, made_by="pretrain")
     jobs = [make("first"), make("second", inputs={"pretrain": changed})]
     first, second = (base.run(job)["val_bpb"] for job in jobs)
-    outputs = [job.output for job in jobs]
+    outputs = [reader(job.output) for job in jobs]
     found = pair(*outputs).differences["val_bpb"]
     assert found.value == pytest.approx(second - first, abs=2e-4)  # of four rows of 32 tokens
     assert found.low < found.value < found.high

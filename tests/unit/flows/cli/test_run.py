@@ -40,16 +40,6 @@ def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_n
     page, text = run_report(tmp_path / "job", inputs)
     card = {"report.html": page.encode(), "report.md": text.encode()}
     report = publish_files(store, "report", card, tmp_path)
-    lines = ending_of({"report": report}, store, tmp_path)
-    assert lines[:3] == [
-        "bits per byte  3.200 -> 1.600 (-50.0 %)",
-        "ChatCORE       0.100 after midtraining, 0.210 after SFT, 0.610 after RL",
-        "worse          spelling 90.0 % -> 70.0 % after RL",
-    ]
-    assert Path(lines[3].removeprefix("report card    ")).read_text() == page
-    assert lines[4:] == [NEXT]
-
-    # Without a report card, as of a run with --use, the evaluations have the same lines.
     names = ("chat_eval_midtrain", "chat_eval_sft", "chat_eval_rl")
     made = {
         name: publish_files(
@@ -58,6 +48,18 @@ def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_n
         for name in names
     }
     pretrain = make_manifest("pretrain", metrics={"val_bpb_first": 3.2, "val_bpb": 1.6})
+    whole = {**made, "pretrain": pretrain, "report": report}
+    lines = ending_of(whole, store, tmp_path)
+    assert lines[:3] == [
+        "bits per byte  3.200 -> 1.600 (-50.0 %)",
+        "ChatCORE       0.100 after midtraining, 0.210 after SFT, 0.610 after RL",
+        "worse          spelling 90.0 % -> 70.0 % after RL",
+    ]
+    assert Path(lines[3].removeprefix("report card    ")).read_text() == page
+    assert lines[4:] == [NEXT]
+    assert f"- {lines[1].replace('       ', ': ')}" in text  # the card says the same
+
+    # Without a report card, as of a run with --use.
     assert ending_of({**made, "pretrain": pretrain}, store, tmp_path) == [*lines[:3], NEXT]
     del made["chat_eval_midtrain"]
     assert ending_of(made, store, tmp_path) == [

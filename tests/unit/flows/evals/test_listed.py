@@ -1,24 +1,8 @@
-"""What `nanochat evals` lists, and where it sends people."""
+"""The addresses of runs in Prefect's pages."""
 
 import pytest
 
-from flows.cli.artifacts.evals import usual_metric
 from infra.prefect.flow_runs import page_of
-
-
-@pytest.mark.parametrize(
-    ("model", "metric"),
-    [
-        ("main", "chatcore"),
-        ("sft@main", "chatcore"),
-        ("rl/1a2b3c", "chatcore"),
-        ("pretrain@main", "core or val_bpb"),
-        ("pretrain/1a2b3c", "core or val_bpb"),
-        ("pretrainer", "chatcore"),  # the name of a run: its chat model
-    ],
-)
-def test_a_schedule_without_a_metric_is_listed_with_the_one_that_is_compared(model, metric):
-    assert usual_metric(model) == metric
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from flows.render.charts import LossCurves, picture_url
+from flows.render.charts import charts_of
+from flows.render.vega import picture_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -16,40 +17,33 @@ def evaluation(number: int, **values: float) -> dict[str, Any]:
     return {"time": 0.0, "kind": "eval", "step": number, "values": values}
 
 
-def curves_of(stage: str, events: list[dict[str, Any]]) -> LossCurves:
-    curves = LossCurves(stage)
-    for event in events:
-        curves.add(event)
-    return curves
-
-
 def test_a_known_stage_shows_its_own_quantities_in_their_order():
     events = [evaluation(0, val_bpb=4.0), step(1, loss=6.0, tokens_per_second=9.0)]
     events += [step(2, loss=5.0, tokens_per_second=9.0), evaluation(2, val_bpb=3.0)]
-    shown = curves_of("pretrain", events).shown()
-    assert [(q.title, list(points)) for q, points in shown] == [
-        ("Pretraining loss", [(1, 6.0), (2, 5.0)]),
-        ("Pretraining val_bpb", [(0, 4.0), (2, 3.0)]),
+    shown = charts_of("pretrain", events)
+    assert [(chart.quantity.title, chart.curves) for chart in shown] == [
+        ("Pretraining loss", [[(1, 6.0), (2, 5.0)]]),
+        ("Pretraining val_bpb", [[(0, 4.0), (2, 3.0)]]),
     ]
 
 
 def test_a_stage_that_nothing_is_known_of_shows_its_loss():
     events = [step(1, loss=2.0), step(2, loss=1.0), {"kind": "message", "text": "loss"}]
-    [(quantity, points)] = curves_of("mine", events).shown()
-    assert quantity.title == "mine loss"
-    assert points == [(1, 2.0), (2, 1.0)]
+    [chart] = charts_of("mine", events)
+    assert chart.quantity.title == "mine loss"
+    assert chart.curves == [[(1, 2.0), (2, 1.0)]]
 
 
-def test_a_point_and_what_is_no_number_are_no_curve():
-    assert curves_of("sft", [step(1, loss=1.0), step(2, loss=float("nan"))]).shown() == []
-    assert curves_of("rows", [step(1), step(2)]).shown() == []
+def test_what_is_no_number_is_no_point():
+    [chart] = charts_of("sft", [step(1, loss=1.0), step(2, loss=float("nan"))])[:1]
+    assert chart.curves == [[(1, 1.0)]]
+    assert charts_of("rows", [step(1), step(2)])[0].curves == [[]]
 
 
 def test_steps_that_were_done_again_are_shown_as_they_came_out_last():
     earlier = [step(1, loss=9.0), step(2, loss=8.0), step(3, loss=7.0)]
-    curves = curves_of("sft", [step(3, loss=3.0), step(4, loss=2.0)])
-    curves.add_earlier(earlier)
-    [(_, points)] = curves.shown()
+    chart = charts_of("sft", [*earlier, step(3, loss=3.0), step(4, loss=2.0)])[0]
+    [points] = chart.curves
     assert points == [(1, 9.0), (2, 8.0), (3, 3.0), (4, 2.0)]
     logged = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
     assert points == [(row["step"], row["loss"]) for row in rows_of(logged)]  # as metrics.parquet
@@ -58,7 +52,7 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last():
 def test_the_picture_is_a_small_drawing_in_its_own_address():
     many = [step(i, loss=7.0 - i / 100 + i % 7) for i in range(1, 5000)]
     many += [evaluation(i, val_bpb=4 - i / 5000) for i in range(0, 5000, 500)]
-    url = picture_url(curves_of("pretrain", many).shown())
+    url = picture_url(chart.panel for chart in charts_of("pretrain", many))
     head, _, data = url.partition(",")
     assert head == "data:image/svg+xml"
     assert not set(data) & set(' "#<>')  # an address as it is

@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
-from flows.render.paired import Delta, Score, delta_of, pair
+from flows.render import paired
+from flows.render.paired import Delta, Score, delta_of
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import Interval, paired_difference
-from tests.support.flows.measured import parquet
+from tests.support.flows.measured import parquet, reader
 
 RIGHT = {"old": {"sums": 40, "words": 10}, "new": {"sums": 70, "words": 12}}  # of 100 and of 20
 TOTALS = {"sums": 100, "words": 20}
+
+
+def pair(*folders: Path) -> paired.Pairs:
+    return paired.pair(*map(reader, folders))
 
 
 def write(
@@ -72,7 +77,7 @@ def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path
     new = write(tmp_path / "new", RIGHT["new"])
     (tmp_path / "old").mkdir()
     assert not pair(tmp_path / "old", new).differences
-    for name in ("examples.parquet", "losses.parquet", "scores.json"):
+    for name in ("examples.parquet", "losses.parquet"):
         (tmp_path / "old" / name).write_text("[")
         with pytest.raises(ArtifactError, match=name):
             pair(tmp_path / "old", new)

@@ -63,20 +63,12 @@ def test_what_the_profile_says_is_not_repeated():
     assert reproduction_of(manifests_of(run)).command == expected
 
 
-@pytest.mark.parametrize(
-    ("packages", "note"),
-    [
-        ((), "trained on the docs of Python 3.99.1; other versions give other data"),
-        (("numpy==9.9.9", "torch==9"), "of python==3.99.1 and 2 packages, which this version"),
-    ],
-)
-def test_the_versions_of_another_machine_are_reported_and_not_set(packages, note):
+def test_the_version_of_another_machine_is_reported_and_not_set():
     run = open_profile("tiny").run
-    snapshot = ("python==3.99.1", *packages)
-    other = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))
-    found = reproduction_of(manifests_of(other))
+    shards = dataclasses.replace(run.shards, snapshot=("python==3.99.1",))
+    found = reproduction_of(manifests_of(dataclasses.replace(run, shards=shards)))
     assert found.command == "nanochat run tiny"
-    assert note in found.notes[0]
+    assert found.notes == ("trained on the docs of Python 3.99.1; other versions give other data",)
     assert found.digest != reproduction_of(manifests_of(run)).digest
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flows.sweep.files import SweepReport
+from flows.sweep.results import SweepReport
 from tests.support.transcripts import Transcript
 
 

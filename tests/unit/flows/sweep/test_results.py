@@ -3,10 +3,9 @@
 import json
 import re
 
-from flows.sweep.files import write_files
 from flows.sweep.grid import open_sweep
 from flows.sweep.request import SweepRequest
-from flows.sweep.results import report_of_sweep, wanted_of
+from flows.sweep.results import report_of_sweep, wanted_of, write_files
 from tests.support.flows.shelf import make_manifest
 
 # By point, val_bpb of the seeds 1, 2 and 3. The seeds differ far more than the points.

@@ -8,12 +8,11 @@ import pytest
 
 from flows.profiles import open_profile
 from flows.render.vega import svg
-from flows.sweep.files import write_files
 from flows.sweep.grid import open_sweep, size_of
 from flows.sweep.law import fit_law
 from flows.sweep.plan import units_of
 from flows.sweep.request import SweepRequest
-from flows.sweep.results import report_of_sweep
+from flows.sweep.results import report_of_sweep, write_files
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import num_params
 from tests.support.flows.shelf import make_manifest
@@ -60,21 +59,21 @@ def test_all_depths_get_the_text_of_the_one_that_needs_most():
     assert {member.profile.run.shards.num_shards for member in series.members} == {most}
     assert units_of(series)[0].label == "shards"
     for member in series.members:  # a run's record gives the very same settings again
-        again = open_profile("d12", depth=member.depth, overrides=member.overrides)
+        again = open_profile("d12", depth=member.depth, overrides=member.request.overrides)
         assert again == member.profile
-        assert member.overrides == (f"shards.num_shards={most}", "seed=42")
+        assert member.request.overrides == (f"shards.num_shards={most}", "seed=42")
     assert series.request.overrides == ()  # opened again, the grid gives the same series
 
 
 def test_the_number_of_shards_that_the_user_sets_is_kept():
     series = series_of(4, 12, profile="d12", overrides=("shards.num_shards=3",))
-    assert series.members[1].overrides == ("shards.num_shards=3", "seed=42")
+    assert series.members[1].request.overrides == ("shards.num_shards=3", "seed=42")
     assert series.members[1].profile.run.shards.num_shards == 3
 
 
 def test_runs_are_named_after_series_depth_and_seed():
     series = series_of(1, 2, run_name="mine", seeds=(42, 43))
-    assert [(m.name, m.depth, m.label) for m in series.members] == [
+    assert [(m.request.run_name, m.depth, m.label) for m in series.members] == [
         (f"mine-d{depth}-s{seed}", depth, f"d{depth} s{seed}")
         for seed in (42, 43)
         for depth in (1, 2)
@@ -132,7 +131,7 @@ def test_the_laws_go_through_flops_and_scaling_parameters():
 def test_the_next_depth_is_as_far_as_the_last_one_and_an_extrapolation():
     *_, after = report(1, 2, 4).tree["series"]["expected"]
     assert (after["depth"], after["measured"]) == (6, None)
-    assert after["prediction"]["beyond"] > 1
+    assert after["beyond"] > 1
 
 
 def test_the_largest_is_compared_with_what_the_smaller_ones_predict():
