@@ -13,15 +13,15 @@ from bench.count import CONTROL_PLANE, Count, count
 from tests.unit.architecture.test_files import ROOT
 
 LINES = {
-    "flows": 26_584,
-    "infra": 5_219,
-    "deployments": 776,
-    "nanochat_flows": 232,
+    "flows": 26_123,
+    "infra": 5_229,
+    "deployments": 762,
+    "nanochat_flows": 230,
     "nanochat_core": 28_468,
     "tasks": 3_807,
-    "tests": 84_680,
+    "tests": 84_621,
 }
-MECHANISMS = {"classes": 221, "requests": 9, "times": 61, "retries": 5, "pools": 20}
+MECHANISMS = {"classes": 214, "requests": 9, "times": 61, "retries": 5, "pools": 20}
 
 
 @pytest.mark.parametrize("package", LINES)
