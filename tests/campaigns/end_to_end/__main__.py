@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.stack import Stack
 from tests.campaigns.end_to_end.walk import walk
+from tests.support.infra.stack.live import LiveStack
 
 parser = argparse.ArgumentParser(prog="python -m tests.campaigns.end_to_end", description=__doc__)
 parser.add_argument("--port", type=int, default=4200, help="of the Prefect server")
@@ -18,7 +18,7 @@ given = parser.parse_args()
 with tempfile.TemporaryDirectory() as passing:
     directory = given.directory or Path(passing)
     directory.mkdir(parents=True, exist_ok=True)
-    stack, diary = Stack(home=directory / "home", port=given.port), Diary()
+    stack, diary = LiveStack(directory / "home", port=given.port), Diary()
     try:
         walk(stack, diary)
     finally:

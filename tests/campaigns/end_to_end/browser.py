@@ -8,7 +8,6 @@ than that page says.
 
 import argparse
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -22,9 +21,7 @@ from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwr
 
 from infra.prefect.server import find_password
 from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
-from tests.campaigns.end_to_end.stack import Stack
 from tests.campaigns.end_to_end.walk import (
     BEFORE_FAILURE,
     FAILING,
@@ -32,7 +29,10 @@ from tests.campaigns.end_to_end.walk import (
     SECONDS_FOR_A_FLOW,
     stages_of,
 )
+from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.support.deployments.prefect_api import wait_until
 from tests.support.infra.stack.attempts import log_in
+from tests.support.infra.stack.live import LiveStack
 
 WINDOW: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
@@ -43,7 +43,7 @@ PATIENCE = 60_000.0  # milliseconds; a page loads in two seconds on an idle mach
 class Visitor:
     """A person at the pages of one server."""
 
-    def __init__(self, page: Page, stack: Stack, images: Path) -> None:
+    def __init__(self, page: Page, stack: LiveStack, images: Path) -> None:
         self.page = page
         self.stack = stack
         self.images = images
@@ -115,7 +115,7 @@ def visit(visitor: Visitor, diary: Diary) -> None:
     """All of it."""
     stack = visitor.stack
     with diary.check("`nanochat up`"):
-        stack.up()
+        stack.start()
         visitor.log_in()
     run = fill_form(visitor, diary)
     watch_failure(visitor, diary, run)
@@ -204,22 +204,20 @@ def look_at_artifacts(visitor: Visitor, diary: Diary, run: str) -> None:
         visitor.picture("report")
 
 
-def _is_at_work(stack: Stack, stage: str) -> bool:
+def _is_at_work(stack: LiveStack, stage: str) -> bool:
     return any(f"/work/{stage}/" in " ".join(p.cmdline()) for p in stack.processes("job"))
 
 
-def _report_card(stack: Stack, run: str) -> dict[str, Any]:
+def _report_card(stack: LiveStack, run: str) -> dict[str, Any]:
     return next(a for a in stack.api.artifacts(run) if a["key"].endswith("report-card"))
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Page]:
     """A window of the system's Chromium."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert path is not None, "no Chromium on this machine (Debian: apt-get install chromium)"
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    assert find_chromium() is not None, NO_CHROMIUM
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = launch(playwright)
         try:
             yield browser.new_page(viewport=WINDOW)
         finally:
@@ -237,7 +235,7 @@ def main() -> None:
     given.images.mkdir(parents=True, exist_ok=True)
     diary = Diary()
     with tempfile.TemporaryDirectory() as directory, chromium() as page:
-        stack = Stack(home=Path(directory) / "home", port=given.port)
+        stack = LiveStack(Path(directory) / "home", port=given.port)
         try:
             visit(Visitor(page, stack, given.images), diary)
         except BaseException:

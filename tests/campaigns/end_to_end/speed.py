@@ -12,24 +12,23 @@ import os
 import statistics
 import sys
 import tempfile
-from datetime import datetime
 from pathlib import Path
 
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack
 from tests.campaigns.end_to_end.walk import SECONDS_FOR_A_FLOW, stages_of
+from tests.support.deployments.prefect_api import unix, wait_until
+from tests.support.infra.stack.live import LiveStack
 
 TARGETS = {"first job": 2.0, "all cached": 5.0}
 
 
-def measure_first_job(stack: Stack, number: int) -> float:
+def measure_first_job(stack: LiveStack, number: int) -> float:
     """Seconds from RUNNING to the first job of a run whose store is empty; it is then cancelled."""
     api, store = stack.api, stack.home / "stores" / f"speed-{number}"
     store.mkdir(parents=True)
     values = form_values(run_name=f"speed-{number}", store=store.as_uri())
     run = api.trigger(api.deployment("nanochat/nanochat"), values)
-    began = _unix(
+    began = unix(
         wait_until(lambda: api.run(run)["start_time"], seconds=120, what="the run to begin")
     )
     started = wait_until(lambda: _first_start(stack, began), seconds=120, what="a job")
@@ -38,7 +37,7 @@ def measure_first_job(stack: Stack, number: int) -> float:
     return started - began
 
 
-def _first_start(stack: Stack, since: float) -> float | None:
+def _first_start(stack: LiveStack, since: float) -> float | None:
     """When the first job after `since` was started, as its execution's record says."""
     starts: list[float] = []
     for record in (stack.home / "work").glob("*/*/segments.jsonl"):
@@ -46,14 +45,14 @@ def _first_start(stack: Stack, since: float) -> float | None:
     return min((s for s in starts if s > since), default=None)
 
 
-def build_all(stack: Stack) -> None:
+def build_all(stack: LiveStack) -> None:
     """A run of every stage, so that later ones have nothing to do."""
     run = stack.api.trigger(stack.api.deployment("nanochat/nanochat"), _all(stack))
     ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
     assert ended["state_type"] == "COMPLETED", ended["state"]
 
 
-def measure_all_cached(stack: Stack) -> float:
+def measure_all_cached(stack: LiveStack) -> float:
     """Seconds from RUNNING to COMPLETED of a run all of whose stages are there."""
     run = stack.api.trigger(stack.api.deployment("nanochat/nanochat"), _all(stack))
     ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
@@ -63,17 +62,13 @@ def measure_all_cached(stack: Stack) -> float:
         seconds=30,
         what="every stage to be Cached",
     )
-    return _unix(ended["end_time"]) - _unix(ended["start_time"])
+    return unix(ended["end_time"]) - unix(ended["start_time"])
 
 
-def _all(stack: Stack) -> dict[str, object]:
+def _all(stack: LiveStack) -> dict[str, object]:
     store = stack.home / "stores" / "speed"
     store.mkdir(parents=True, exist_ok=True)
     return form_values(run_name="speed", store=store.as_uri())
-
-
-def _unix(moment: str) -> float:
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
 def main() -> None:
@@ -85,9 +80,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=4740)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        stack = Stack(home=Path(directory) / "home", port=given.port)
+        stack = LiveStack(Path(directory) / "home", port=given.port)
         try:
-            stack.up()
+            stack.start()
             first = [measure_first_job(stack, number) for number in range(given.repeats)]
             build_all(stack)
             cached = [measure_all_cached(stack) for _ in range(given.repeats)]

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.stack import Stack
 from tests.campaigns.end_to_end.walk import walk
+from tests.support.infra.stack.live import LiveStack
 
 pytestmark = [pytest.mark.prefect, pytest.mark.torch, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(home=tmp_path / "home", port=4700)
+def stack(tmp_path: Path) -> Iterator[LiveStack]:
+    stack = LiveStack(tmp_path / "home", port=4700)
     yield stack
     stack.end()
 
 
-def test_up_form_cancel_failure_retry_schedule_fetch_and_down(stack: Stack) -> None:
+def test_up_form_cancel_failure_retry_schedule_fetch_and_down(stack: LiveStack) -> None:
     walk(stack, Diary())

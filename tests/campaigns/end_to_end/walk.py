@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack, wait_until_gone
+from tests.support.deployments.prefect_api import FINAL, wait_until
+from tests.support.infra.stack.live import LiveStack
 
 DEPLOYMENTS = (
     "nanochat/nanochat",
@@ -38,7 +38,7 @@ WRONG = (  # what a person may mistype, each refused by the API
 SECONDS_FOR_A_FLOW = 1800.0  # two minutes on an idle machine
 
 
-def walk(stack: Stack, diary: Diary) -> None:
+def walk(stack: LiveStack, diary: Diary) -> None:
     """All of it, on a home that nobody used before."""
     come_up(stack, diary)
     look_at_form(stack, diary)
@@ -51,17 +51,17 @@ def walk(stack: Stack, diary: Diary) -> None:
     go_down(stack, diary)
 
 
-def come_up(stack: Stack, diary: Diary) -> None:
+def come_up(stack: LiveStack, diary: Diary) -> None:
     """`nanochat up`, twice."""
     with diary.check("`nanochat up` in a fresh home") as entry:
         assert not stack.home.exists()
-        stack.up()
+        stack.start()
         entry.found = stack.api.url
     with diary.check("a second `nanochat up` finds the first") as entry:
         before = {p.pid for p in stack.processes("server", "supervisor", "worker")}
         assert len(before) >= 4, before
         first = stack.api.url
-        stack.up()
+        stack.start()
         after = {p.pid for p in stack.processes("server", "supervisor", "worker")}
         assert (stack.api.url, after) == (first, before)
         entry.found = f"the same {len(before)} processes"
@@ -81,7 +81,7 @@ def come_up(stack: Stack, diary: Diary) -> None:
         entry.found = ", ".join(DEPLOYMENTS)
 
 
-def look_at_form(stack: Stack, diary: Diary) -> None:
+def look_at_form(stack: LiveStack, diary: Diary) -> None:
     """What the run form is made from: descriptions, choices and bounds."""
     with diary.check("the form of nanochat/nanochat") as entry:
         schema = stack.api.deployment(DEPLOYMENTS[0])["parameter_openapi_schema"]
@@ -109,7 +109,7 @@ def _choices(field: Mapping[str, Any], schema: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def refuse_wrong_values(stack: Stack, diary: Diary) -> None:
+def refuse_wrong_values(stack: LiveStack, diary: Diary) -> None:
     """By the API where the schema knows better, else in the first second of the run."""
     deployment = stack.api.deployment(DEPLOYMENTS[0])
     with diary.check("wrong values are refused by the API") as entry:
@@ -134,7 +134,7 @@ def _seconds(run: Mapping[str, Any]) -> float:
     return run["total_run_time"]
 
 
-def train(stack: Stack, diary: Diary) -> str:
+def train(stack: LiveStack, diary: Diary) -> str:
     """One run of the whole flow, cancelled once, failed once, retried twice; gives its id."""
     api = stack.api
     values = form_values(run_name=NAME, pretrain__num_steps=600)
@@ -143,7 +143,7 @@ def train(stack: Stack, diary: Diary) -> str:
         wait_until(lambda: api.run(run)["state_type"] == "RUNNING", seconds=90, what="RUNNING")
         entry.found = run
     with diary.check("pretraining is under way") as entry:
-        step = wait_until(lambda: _step(stack, "pretrain"), seconds=300, what="a step")
+        step = wait_until(lambda: newest_step(stack, "pretrain"), seconds=300, what="a step")
         entry.found = f"step {step}"
     with diary.check("Cancel stops every job within 30 s, and its state is saved") as entry:
         began = time.monotonic()
@@ -183,7 +183,7 @@ def train(stack: Stack, diary: Diary) -> str:
     return run
 
 
-def stages_of(stack: Stack, run: str) -> dict[str, str]:
+def stages_of(stack: LiveStack, run: str) -> dict[str, str]:
     """Stage -> name of the state of its task run, of the run's last attempt."""
     count = stack.api.run(run)["run_count"]
     tasks = [t for t in stack.api.task_runs(run) if t["flow_run_run_count"] == count]
@@ -195,13 +195,13 @@ def _stage(task_run: str) -> str:
     return task_run.split()[0].split("/")[0]
 
 
-def _step(stack: Stack, stage: str) -> int | None:
+def newest_step(stack: LiveStack, stage: str) -> int | None:
     """The last step that the unfinished job of a stage tells of."""
     steps = [e["step"] for e in _events(stack, stage) if e.get("kind") == "step"]
     return steps[-1] if steps and steps[-1] > 0 else None
 
 
-def _events(stack: Stack, stage: str) -> list[dict[str, Any]]:
+def _events(stack: LiveStack, stage: str) -> list[dict[str, Any]]:
     lines = [
         line
         for log in sorted((stack.home / "work" / stage).glob("*/events.jsonl"))
@@ -210,13 +210,13 @@ def _events(stack: Stack, stage: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def _saved(stack: Stack, stage: str) -> int | None:
+def _saved(stack: LiveStack, stage: str) -> int | None:
     """Step of the newest checkpoint of an unfinished job."""
     commits = (stack.home / "work" / stage).glob("*/checkpoints/step-*/COMMIT.json")
     return max((int(c.parent.name.partition("-")[2]) for c in commits), default=None)
 
 
-def _resumed(stack: Stack, stage: str) -> str:
+def _resumed(stack: LiveStack, stage: str) -> str:
     """What the finished stage's log says about going on where it was."""
     logs = sorted((stack.home / "store" / stage).glob("*/**/events.jsonl"))
     lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
@@ -224,7 +224,7 @@ def _resumed(stack: Stack, stage: str) -> str:
     return f"{stage} started at steps {starts}"
 
 
-def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
+def look_at_artifacts(stack: LiveStack, diary: Diary, run: str) -> None:
     """What the run's page shows."""
     with diary.check("artifacts of the run") as entry:
         found = [a for a in stack.api.artifacts(run) if a["key"]]
@@ -244,7 +244,7 @@ def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
         entry.found = f"{len(curves)} on {len(orders)} pages: {', '.join(sorted(curves))}"
 
 
-def run_cached(stack: Stack, diary: Diary) -> None:
+def run_cached(stack: LiveStack, diary: Diary) -> None:
     """The same again."""
     with diary.check("the same form again: every stage Cached") as entry:
         values = form_values(run_name=NAME, pretrain__num_steps=600)
@@ -260,7 +260,7 @@ def run_cached(stack: Stack, diary: Diary) -> None:
         entry.found = f"RUNNING to COMPLETED {_seconds(ended):.1f} s"
 
 
-def evaluate_on_schedule(stack: Stack, diary: Diary) -> None:
+def evaluate_on_schedule(stack: LiveStack, diary: Diary) -> None:
     """The nightly evaluation is set going, every minute, with a suite that was never run."""
     api = stack.api
     deployment = api.deployment("nanochat-eval/main")
@@ -279,7 +279,7 @@ def evaluate_on_schedule(stack: Stack, diary: Diary) -> None:
         api.post(f"{place}/resume_deployment", {})
 
         def ended() -> list[dict[str, Any]] | None:
-            runs = [r for r in api.runs_of(deployment) if r["state_type"] in _ENDED]
+            runs = [r for r in api.runs_of(deployment) if r["state_type"] in FINAL]
             return runs if len(runs) >= 2 else None
 
         runs = wait_until(ended, seconds=420, what="two scheduled evaluations")
@@ -293,10 +293,7 @@ def evaluate_on_schedule(stack: Stack, diary: Diary) -> None:
         entry.found = f"two runs by the clock, of {seconds} s: {states}"
 
 
-_ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-def fetch_artifact(stack: Stack, diary: Diary) -> None:
+def fetch_artifact(stack: LiveStack, diary: Diary) -> None:
     """`nanochat fetch`, and every file against its manifest."""
     with diary.check("`nanochat fetch rl@main`, its files verified") as entry:
         target = stack.home.parent / "fetched"
@@ -314,11 +311,10 @@ def _only(paths: Any) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-def go_down(stack: Stack, diary: Diary) -> None:
+def go_down(stack: LiveStack, diary: Diary) -> None:
     """`nanochat down`."""
     with diary.check("`nanochat down` leaves no process") as entry:
         stack.down()
-        left = wait_until_gone(stack, seconds=15)
-        assert left == [], left
+        wait_until(lambda: not stack.processes(), seconds=15, what="its processes to end")
         assert not stack.api.answers()
         entry.found = "none"

@@ -11,16 +11,16 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
 
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack, kill
+from tests.campaigns.end_to_end.walk import newest_step
 from tests.support.campaigns import Campaign
+from tests.support.deployments.prefect_api import unix, wait_until
+from tests.support.infra.stack.live import LiveStack, kill
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(3600)]
 
@@ -51,16 +51,16 @@ class Outage:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(home=tmp_path / "home", port=4720)
-    stack.up()
+def stack(tmp_path: Path) -> Iterator[LiveStack]:
+    stack = LiveStack(tmp_path / "home", port=4720)
+    stack.start()
     yield stack
     stack.end()
 
 
 @pytest.mark.parametrize("way", get_args(Way))
 def test_training_continues_while_prefect_is_away(
-    way: Way, stack: Stack, campaign: Campaign
+    way: Way, stack: LiveStack, campaign: Campaign
 ) -> None:
     found = outage(stack, way)
     campaign.found(
@@ -74,7 +74,9 @@ def test_training_continues_while_prefect_is_away(
     assert (found.run_count, found.orders, found.executions) == (1, 1, 1)
 
 
-def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int = STEPS) -> Outage:
+def outage(
+    stack: LiveStack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int = STEPS
+) -> Outage:
     """A run from the form to its end, with Prefect away while it pretrains."""
     api, store = stack.api, stack.home / "stores" / way
     store.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ def outage(stack: Stack, way: Way, *, seconds: float = SECONDS_AWAY, steps: int 
 
 
 @contextlib.contextmanager
-def away(stack: Stack, way: Way) -> Iterator[None]:
+def away(stack: LiveStack, way: Way) -> Iterator[None]:
     """Inside, no server answers. The supervisor is held still, for it would start another."""
     supervisors, servers = stack.processes("supervisor"), stack.processes("server")
     assert servers
@@ -124,7 +126,7 @@ def away(stack: Stack, way: Way) -> Iterator[None]:
             kill(process, signal.SIGCONT)
 
 
-def watch_steps(stack: Stack, seconds: float) -> list[tuple[float, int]]:
+def watch_steps(stack: LiveStack, seconds: float) -> list[tuple[float, int]]:
     """When, and the last step then."""
     seen: list[tuple[float, int]] = []
     deadline = time.monotonic() + seconds
@@ -134,15 +136,10 @@ def watch_steps(stack: Stack, seconds: float) -> list[tuple[float, int]]:
     return [*seen, (time.monotonic(), last_step(stack))]
 
 
-def last_step(stack: Stack) -> int:
+def last_step(stack: LiveStack) -> int:
     """Of the unfinished job; once it has ended, no number is larger."""
-    logs = sorted((stack.home / "work" / STAGE).glob("*/events.jsonl"))
     with contextlib.suppress(OSError):
-        for log in logs:
-            lines = log.read_text(encoding="utf-8").splitlines()
-            events = (json.loads(line) for line in lines if line.endswith("}"))
-            steps = [event["step"] for event in events if event["kind"] == "step"]
-            return steps[-1] if steps else 0
+        return newest_step(stack, STAGE) or 0
     return 0
 
 
@@ -155,7 +152,7 @@ def _standstill(seen: list[tuple[float, int]]) -> float:
     return max(later - earlier for earlier, later in itertools.pairwise(moved))
 
 
-def _seconds_until_told(stack: Stack, since: float) -> float | None:
+def _seconds_until_told(stack: LiveStack, since: float) -> float | None:
     """Until something of the stage's progress, or its end, is newer than the outage."""
 
     def is_told() -> bool:
@@ -163,7 +160,7 @@ def _seconds_until_told(stack: Stack, since: float) -> float | None:
         bars = stack.api.post("artifacts/filter", body)
         moments = [bar["updated"] for bar in bars]
         moments += [r["end_time"] for r in _orders(stack) if r["end_time"]]
-        return any(_unix(moment) > since for moment in moments)
+        return any(unix(moment) > since for moment in moments)
 
     with contextlib.suppress(AssertionError):
         wait_until(is_told, seconds=180, what="news of the stage")
@@ -171,17 +168,13 @@ def _seconds_until_told(stack: Stack, since: float) -> float | None:
     return None
 
 
-def _unix(moment: str) -> float:
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
-
-
-def _orders(stack: Stack) -> list[dict[str, Any]]:
+def _orders(stack: LiveStack) -> list[dict[str, Any]]:
     """Runs of one-stage that are for the stage, whatever became of them."""
     runs = stack.api.runs_of(stack.api.deployment("one-stage/gpu"))
     return [run for run in runs if run["parameters"]["stage"] == STAGE]
 
 
-def _end_of(stack: Stack, run: str) -> dict[str, Any]:
+def _end_of(stack: LiveStack, run: str) -> dict[str, Any]:
     """The run when it is over; one that crashed is waited for, since it is to be resumed."""
     wait_until(
         lambda: stack.api.run(run)["state_type"] in ("COMPLETED", "FAILED", "CANCELLED"),

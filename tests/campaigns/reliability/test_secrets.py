@@ -12,8 +12,8 @@ import pytest
 
 from infra.prefect.server import password_path
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack
 from tests.conftest import BUCKET
+from tests.support.infra.stack.live import LiveStack
 from tests.support.infra.stack.postgres import Postgres, find_binaries, running_postgres
 from tests.support.infra.storage.s3_server import S3Server
 from tests.support.reliability.canaries import (
@@ -55,7 +55,7 @@ def database(canaries: dict[str, str]) -> Iterator[Postgres | None]:
 @pytest.fixture
 def stack(
     tmp_path: Path, s3_server: S3Server, canaries: dict[str, str], database: Postgres | None
-) -> Iterator[Stack]:
+) -> Iterator[LiveStack]:
     environment = {
         **s3_server.environment,
         "AWS_ACCESS_KEY_ID": canaries["access key"],
@@ -70,8 +70,8 @@ def stack(
     password.parent.mkdir(parents=True)
     password.touch(mode=0o600)
     password.write_text(f"{USER}:{canaries['password of Prefect']}\n")
-    stack = Stack(
-        home=tmp_path / "place" / "home",
+    stack = LiveStack(
+        tmp_path / "place" / "home",
         port=4730,
         environment=environment,
     )
@@ -83,14 +83,14 @@ def stack(
 @pytest.mark.torch
 @pytest.mark.timeout(3600)
 def test_a_deployed_flow_leaves_no_secret_anywhere(
-    stack: Stack,
+    stack: LiveStack,
     canaries: dict[str, str],
     database: Postgres | None,
     s3_server: S3Server,
     tmp_path: Path,
 ) -> None:
     with CommandLines(canaries) as lines:
-        stack.up()
+        stack.start()
         assert stack.api.get("health") is True
         deployment = stack.api.deployment("nanochat/nanochat")
         run = stack.api.trigger(deployment, form_values(run_name="main"))

@@ -1,22 +1,24 @@
 """A Prefect server with all deployments and automations."""
 
+import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from infra.prefect.access import AUTH
 from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
-from tests.support.flows.pools import client
 from tests.support.serving import QuietHandler, serving
 
 
 @pytest.fixture
 def api(server: Server) -> Iterator[PrefectApi]:
     """The server's API."""
-    with client() as asking:
-        yield PrefectApi(asking)
+    with contextlib.closing(PrefectApi(server.api_url, password=os.environ.get(AUTH))) as api:
+        yield api
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,22 @@
 """Pools, deployments, workers and runs of the tests, as Prefect's API shows them."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.support.flows import waiting
+
 REPOSITORY = Path(__file__).parents[3]
 SECONDS = 200.0  # a run on a busy machine takes a while to start
 POOL = "toys"
+wait_until = functools.partial(waiting.wait_until, seconds=SECONDS, every=0.1)
 
 
 def client() -> Any:
@@ -22,15 +24,6 @@ def client() -> Any:
     from prefect.client.orchestration import get_client
 
     return get_client(sync_client=True)
-
-
-def wait_until(found: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
-    """What `found` gives, once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
-    return value
 
 
 def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> None:

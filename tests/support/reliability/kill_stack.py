@@ -10,15 +10,15 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack, kill
+from tests.support.deployments.prefect_api import wait_until
+from tests.support.infra.stack.live import LiveStack, kill
 
 Victim = Literal["job", "stage", "flow", "worker cpu", "worker gpu", "server"]
 # Of a hundred kills. A dead worker costs two minutes, in which its runs are found to be silent.
@@ -78,11 +78,10 @@ class Flow:
 
 @dataclass
 class Kills:
-    """Flows on one stack, and what was found so far, a line of JSON for each finding."""
+    """Flows on one stack, and what was found so far, which is printed too."""
 
-    stack: Stack
+    stack: LiveStack
     moments: random.Random
-    log: Path
     expected: dict[str, str] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
@@ -128,7 +127,7 @@ class Kills:
                 else str(found["state"]["message"]),
             )
         )
-        self._note(self.flows[-1])
+        print(self.flows[-1], flush=True)  # noqa: T201 - a campaign shows how far it is
         return self.flows[-1]
 
     def start(self, number: int) -> str:
@@ -172,7 +171,7 @@ class Kills:
                 server=round(self._seconds_to_answer(moment), 1) if wanted == "server" else None,
             )
         )
-        self._note(self.kills[-1])
+        print(self.kills[-1], flush=True)  # noqa: T201
         return 1
 
     def find(self, victim: Victim, run: str) -> list[psutil.Process]:
@@ -182,8 +181,8 @@ class Kills:
             "job": lambda: stack.processes("job"),
             "stage": lambda: [p for p in stack.processes("flow") if p not in stack.engines(run)],
             "flow": lambda: stack.engines(run),
-            "worker cpu": lambda: stack.workers("cpu"),
-            "worker gpu": lambda: stack.workers("gpu"),
+            "worker cpu": lambda: stack.workers_of("cpu"),
+            "worker gpu": lambda: stack.workers_of("gpu"),
             "server": lambda: stack.processes("server"),
         }
         return find[victim]()
@@ -230,17 +229,15 @@ class Kills:
 
     def _orphans(self) -> list[str]:
         """Jobs and flows that outlive their run."""
-        deadline = time.monotonic() + 45
-        while (left := self.stack.processes("job", "agent", "flow")) and (
-            time.monotonic() < deadline
-        ):
-            time.sleep(0.5)
-        return [f"{p.pid} {_stage_of(p)}" for p in left]
+        left: list[psutil.Process] = []
 
-    def _note(self, found: Kill | Flow) -> None:
-        with self.log.open("a", encoding="utf-8") as file:
-            line = {"what": type(found).__name__, "at": round(time.time(), 1), **asdict(found)}
-            file.write(json.dumps(line) + "\n")
+        def are_gone() -> bool:
+            left[:] = self.stack.processes("job", "agent", "flow")
+            return not left
+
+        with contextlib.suppress(AssertionError):
+            wait_until(are_gone, seconds=45)
+        return [f"{p.pid} {_stage_of(p)}" for p in left]
 
 
 def digests(store: Path) -> dict[str, str]:

@@ -16,10 +16,10 @@ import pytest
 from infra.polling import SLOW_SECONDS
 from infra.prefect.supervisor.runs import SETTLED_SECONDS
 from infra.prefect.supervisor.workers import SILENT_SECONDS
-from tests.campaigns.end_to_end.prefect_api import FINAL, wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack
 from tests.support.campaigns import Campaign
+from tests.support.deployments.prefect_api import FINAL, wait_until
+from tests.support.infra.stack.live import LiveStack
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
@@ -44,19 +44,19 @@ class Cancelled:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(home=tmp_path_factory.mktemp("cancels") / "home", port=4730, patience=300.0)
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    stack = LiveStack(tmp_path_factory.mktemp("cancels") / "home", port=4730, patience=300.0)
     try:
         try:
-            stack.up()
+            stack.start()
         except AssertionError:  # a busy machine: the first start of a home makes its database
-            stack.up()
+            stack.start()
         yield stack
     finally:
         stack.end()
 
 
-def test_a_cancelled_run_stays_cancelled(stack: Stack, campaign: Campaign) -> None:
+def test_a_cancelled_run_stays_cancelled(stack: LiveStack, campaign: Campaign) -> None:
     made = cancel_runs(stack, cancels=campaign.trials(10), seed=campaign.seed)
     time.sleep(QUIET_SECONDS)
 
@@ -72,7 +72,7 @@ def test_a_cancelled_run_stays_cancelled(stack: Stack, campaign: Campaign) -> No
     assert [run["name"] for run in stack.api.runs() if run["state_type"] not in FINAL] == []
 
 
-def cancel_runs(stack: Stack, *, cancels: int, seed: int) -> list[Cancelled]:
+def cancel_runs(stack: LiveStack, *, cancels: int, seed: int) -> list[Cancelled]:
     """Cancel so many runs, `AT_ONCE` at a time, each at a moment of its own."""
     moments, number = random.Random(seed), 0
     longest = build_first(stack)
@@ -98,7 +98,7 @@ def cancel_runs(stack: Stack, *, cancels: int, seed: int) -> list[Cancelled]:
     return made
 
 
-def build_first(stack: Stack) -> float:
+def build_first(stack: LiveStack) -> float:
     """Have a run build the stages of BEFORE_GPU; return seconds from its start to a GPU stage."""
     began, run = time.monotonic(), start(stack, 0)
     wait_until(
@@ -110,7 +110,7 @@ def build_first(stack: Stack) -> float:
     return seconds
 
 
-def start(stack: Stack, number: int) -> str:
+def start(stack: LiveStack, number: int) -> str:
     """Submit a run with a store of its own; return its id."""
     store = stack.home / "stores" / str(number)
     store.mkdir(parents=True)
@@ -124,12 +124,12 @@ def start(stack: Stack, number: int) -> str:
     return stack.api.trigger(deployment, values, name=run_name)
 
 
-def requests_of(stack: Stack, name: str) -> list[dict[str, Any]]:
+def requests_of(stack: LiveStack, name: str) -> list[dict[str, Any]]:
     """Return the runs of the stages that a run requested from the pool `gpu`."""
     return stack.api.runs(flow_runs={"tags": {"all_": [f"run:{name}"]}})
 
 
-def describe(stack: Stack, run: str) -> str | None:
+def describe(stack: LiveStack, run: str) -> str | None:
     """Return the state of a run, and what it builds; None if it is over."""
     if (found := stack.api.run(run))["state_type"] in FINAL:
         return None
@@ -141,20 +141,20 @@ def describe(stack: Stack, run: str) -> str | None:
     return f"{found['state_name']}, {parts} stages begun" if stack.engines(run) else "no process"
 
 
-def has_ended(stack: Stack, run: str) -> bool:
+def has_ended(stack: LiveStack, run: str) -> bool:
     """Return whether the states of the run and its requests are final, and no process is left."""
     own = stack.api.run(run)
     found = [own, *requests_of(stack, own["name"])]
     return all(e["state_type"] in FINAL and not stack.engines(e["id"]) for e in found)
 
 
-def states(stack: Stack, run: str) -> list[str]:
+def states(stack: LiveStack, run: str) -> list[str]:
     """Return the types of all states that the run had, the oldest first."""
     found: list[dict[str, Any]] = stack.api.get(f"flow_run_states/?flow_run_id={run}")
     return [each["type"] for each in sorted(found, key=lambda each: each["timestamp"])]
 
 
-def faults(stack: Stack, made: Cancelled) -> list[str]:
+def faults(stack: LiveStack, made: Cancelled) -> list[str]:
     """Return what is wrong with a run long after it was cancelled."""
     history = states(stack, made.run)
     cancelled_at = next(i for i, each in enumerate(history) if each.startswith("CANCELL"))

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import form_values
-from tests.campaigns.end_to_end.stack import Stack, environment_of, kill
 from tests.support.campaigns import Campaign
+from tests.support.deployments.prefect_api import wait_until
+from tests.support.infra.stack.live import LiveStack, environment_of, kill
 from tests.support.reliability.kill_stack import KEPT, digests
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
@@ -42,8 +42,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")  # a crashed run is resumed
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(home=tmp_path_factory.mktemp("once") / "home", port=4750, patience=300.0)
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    stack = LiveStack(tmp_path_factory.mktemp("once") / "home", port=4750, patience=300.0)
     try:
         start_again(stack)
         yield stack
@@ -52,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def test_each_killed_run_has_one_live_attempt_and_ends_equal(
-    stack: Stack, campaign: Campaign
+    stack: LiveStack, campaign: Campaign
 ) -> None:
     first = start(stack, 0)
     wait_until(lambda: is_over(stack, first), seconds=2 * SECONDS, what="the undisturbed run")
@@ -73,7 +73,7 @@ def test_each_killed_run_has_one_live_attempt_and_ends_equal(
     assert left == []
 
 
-def start(stack: Stack, number: int) -> str:
+def start(stack: LiveStack, number: int) -> str:
     """Submit a run with a store of its own; all but the first find what a CPU makes in it."""
     store = stack.home / "stores" / str(number)
     store.mkdir(parents=True)
@@ -87,11 +87,13 @@ def start(stack: Stack, number: int) -> str:
     return stack.api.trigger(deployment, values, name=name)
 
 
-def is_over(stack: Stack, run: str) -> bool:
+def is_over(stack: LiveStack, run: str) -> bool:
     return stack.api.run(run)["state_type"] in ENDED
 
 
-def kill_processes(stack: Stack, *, kills: int, seed: int) -> tuple[list[Victim], dict[int, str]]:
+def kill_processes(
+    stack: LiveStack, *, kills: int, seed: int
+) -> tuple[list[Victim], dict[int, str]]:
     """Kill so many processes; return them, and the runs by their number, which all have ended."""
     moments = random.Random(seed)
     made: list[Victim] = []
@@ -114,7 +116,7 @@ def kill_processes(stack: Stack, *, kills: int, seed: int) -> tuple[list[Victim]
     return made, runs
 
 
-def kill_one(stack: Stack, victim: Victim, live: list[str], moments: random.Random) -> bool:
+def kill_one(stack: LiveStack, victim: Victim, live: list[str], moments: random.Random) -> bool:
     """Kill a process of that kind if there is one; wait until what others need is back."""
     engines = [engine for run in live for engine in stack.engines(run)]
     flows = stack.processes("flow")
@@ -122,8 +124,8 @@ def kill_one(stack: Stack, victim: Victim, live: list[str], moments: random.Rand
         "job": lambda: stack.processes("job"),
         "stage": lambda: [p for p in flows if p not in engines],
         "flow": lambda: engines,
-        "worker cpu": lambda: stack.workers("cpu"),
-        "worker gpu": lambda: stack.workers("gpu"),
+        "worker cpu": lambda: stack.workers_of("cpu"),
+        "worker gpu": lambda: stack.workers_of("gpu"),
         "server": lambda: stack.processes("server"),
         "supervisor": lambda: stack.processes("supervisor"),
     }
@@ -144,16 +146,16 @@ def kill_one(stack: Stack, victim: Victim, live: list[str], moments: random.Rand
     return True
 
 
-def start_again(stack: Stack) -> None:
+def start_again(stack: LiveStack) -> None:
     """Give `nanochat up`, on a busy machine twice."""
     try:
-        stack.up()
+        stack.start()
     except AssertionError:
-        stack.up()
+        stack.start()
 
 
 @contextmanager
-def noting_twins(stack: Stack) -> Generator[list[str]]:
+def noting_twins(stack: LiveStack) -> Generator[list[str]]:
     """Note each flow run that has two live processes for longer than the first needs to exit."""
     found: list[str] = []
     over = threading.Event()
@@ -179,7 +181,7 @@ def noting_twins(stack: Stack) -> Generator[list[str]]:
         thread.join()
 
 
-def look(stack: Stack, number: int, run: str) -> list[str]:
+def look(stack: LiveStack, number: int, run: str) -> list[str]:
     """Return what is wrong with a run that has ended."""
     found: list[dict[str, Any]] = stack.api.get(f"flow_run_states/?flow_run_id={run}")
     states = sorted(found, key=lambda each: each["timestamp"])
@@ -192,7 +194,7 @@ def look(stack: Stack, number: int, run: str) -> list[str]:
     return [f"run {number} {run}: {fault}: {types}" for fault in faults]
 
 
-def wait_for_no_process(stack: Stack) -> list[list[str]]:
+def wait_for_no_process(stack: LiveStack) -> list[list[str]]:
     """Return the command lines of jobs and flows that outlive all runs."""
     deadline = time.monotonic() + 60.0
     while (left := stack.processes("job", "agent", "flow")) and time.monotonic() < deadline:

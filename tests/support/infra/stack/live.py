@@ -1,23 +1,39 @@
-"""A stack as a person starts it, in a home of its own, and a toy flow that its workers can run."""
+"""A stack as a person starts it, in a home of its own, and a toy flow that its workers can run.
+
+A process belongs to a home when the home is named in its environment or on its command line: the
+programs that `up` starts, what they start, and orphans of theirs.
+"""
 
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import psutil
 
 from infra.prefect.server import find_server, find_supervisor, password_path
-from tests.support.prefect_login import Login
+from tests.support.deployments.prefect_api import PrefectApi
+from tests.support.flows.waiting import wait_until
 
-DEADLINE = 280.0  # seconds; a stack comes up in 20 on an idle machine
+DEADLINE = 400.0  # seconds; a stack comes up in 20 on an idle machine, `up` gives its server 240
 TAGS = ["auto-resume"]
+Kind = Literal["job", "agent", "flow", "worker", "server", "supervisor", "other"]
+# What is on the command line of each kind of process. An agent's names its job's worker too.
+MARKS: dict[Kind, str] = {
+    "agent": "infra.launch.agent",
+    "job": "nanochat_core.worker",
+    "flow": "prefect.engine",
+    "worker": "worker start",
+    "server": "server start",
+    "supervisor": "flows.cli.app up",
+}
 
 # Says in files of the home what happens to it. Its name is that of a flow that may be resumed.
 FLOW = """
@@ -55,10 +71,16 @@ class LiveStack:
         self,
         home: Path,
         *,
-        code: Path,
+        code: Path | None = None,
         prefix: Sequence[str] = (),  # of each command; it may change the user
+        port: int = 4200,  # of `start`
+        patience: float = 60.0,  # seconds for a server that does not answer `api`
+        environment: Mapping[str, str] = {},  # of the person
     ) -> None:
         self.home = home
+        self.port = port
+        self.patience = patience
+        self.api: PrefectApi  # once it has started
         self.taken_port = 0  # the one that `up` was asked for, and another program had
         self.temporary = _make_temporary(home.parent / "temporary")
         self._prefix = prefix
@@ -66,9 +88,12 @@ class LiveStack:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "NANOCHAT_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join([str(code), *_python_path()]),
+            "PYTHONPATH": os.pathsep.join([*([str(code)] if code else []), *_python_path()]),
             "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+            **environment,
         }
+        self._ours: dict[tuple[int, float], bool] = {}  # pid and start -> whether it names the home
         self._ups: list[subprocess.Popen[bytes]] = []
         self._cwd = make_project(home.parent / "project")
 
@@ -82,6 +107,31 @@ class LiveStack:
             text=True,
             timeout=DEADLINE,
         )
+
+    def command(self, *words: str) -> str:
+        """Run one command to its end, which must be a good one; return what it printed."""
+        done = self.nanochat(*words)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, f"nanochat {words}: {said[-6000:]}"
+        assert "Traceback" not in said, said
+        return said
+
+    def start(self) -> None:
+        """Bring the stack up on its port, and connect to its server."""
+        done = self.up("--port", str(self.port))
+        assert done.returncode == 0, done.stdout + done.stderr
+        if hasattr(self, "api"):
+            self.api.close()
+        self.api = PrefectApi(self.api_url, password=self.password, patience=self.patience)
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        if hasattr(self, "api"):
+            self.api.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.down()
+        for process in self.processes():
+            kill(process)
 
     def up(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Start `nanochat up`; return what it printed once it is up (exit code 0) or has ended."""
@@ -173,10 +223,9 @@ class LiveStack:
 
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
-        auth = Login(self.api_url, self.password)
-        with httpx.Client(auth=auth, timeout=30, trust_env=False) as client:
-            method, url = "GET" if body is None else "POST", f"{self.api_url}{path}"
-            return client.request(method, url, json=body).raise_for_status().json()
+        api = PrefectApi(self.api_url, password=self.password, patience=0.0)
+        with contextlib.closing(api):
+            return api.get(path) if body is None else api.post(path, body)
 
     def deploy_toy(self) -> None:
         """Make the deployment of the toy flow."""
@@ -209,19 +258,64 @@ class LiveStack:
     def wait_for_state(self, run: str, *names: str) -> None:
         wait_for(lambda: self.state(run) in names, f"{run} to be {names}")
 
-    def processes(self) -> list[psutil.Process]:
-        """Every process that has to do with this home."""
-        found: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            try:
-                is_ours = str(self.home) in " ".join(
-                    [*process.cmdline(), *process.environ().values()]
-                )
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return found
+    def processes(self, *kinds: Kind) -> list[psutil.Process]:
+        """Live processes of this home, of the kinds given or of all."""
+        found = [p for p in psutil.process_iter() if self._owns(p)]
+        return [p for p in found if not kinds or kind_of(p) in kinds]
+
+    def workers_of(self, pool: str) -> list[psutil.Process]:
+        """Prefect workers of a pool, of whatever supervisor."""
+        return [p for p in self.processes("worker") if pool in command_line(p)]
+
+    def engines(self, run: str) -> list[psutil.Process]:
+        """Processes in which a flow run executes."""
+        found = self.processes("flow")
+        return [p for p in found if environment_of(p).get("PREFECT__FLOW_RUN_ID") == run]
+
+    def _owns(self, process: psutil.Process) -> bool:
+        """Return whether a process names the home: asked once, what one was started with stays."""
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            key = process.pid, process.create_time()
+        except psutil.Error:
+            return False
+        if key not in self._ours:
+            words = [*command_line(process), *environment_of(process).values()]
+            self._ours[key] = str(self.home) in " ".join(words)
+        return self._ours[key]
+
+
+def kind_of(process: psutil.Process) -> Kind:
+    """Return what part a process plays."""
+    line = " ".join(command_line(process))
+    for kind, mark in MARKS.items():
+        if mark in line:
+            return kind
+    return "other"
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Return its words; none of one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Return what it was started with; nothing of one that has ended or is another user's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ()
+    return {}
+
+
+def kill(process: psutil.Process, number: int = signal.SIGKILL) -> bool:
+    """Send a signal; return whether the process was there."""
+    try:
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def _python_path() -> list[str]:
@@ -255,11 +349,11 @@ def make_code(directory: Path) -> Path:
 def wait_for(is_so: Callable[[], bool], what: str, *, seconds: float = DEADLINE) -> float:
     """Wait until it is so; gives the seconds that it took."""
     began = time.monotonic()
-    while True:
-        try:
-            if is_so():
-                return time.monotonic() - began
-        except (OSError, httpx.TransportError):  # no answer at this moment
-            pass
-        assert time.monotonic() - began < seconds, f"waited {seconds} s for {what}"
-        time.sleep(0.1)
+
+    def holds() -> bool:
+        with contextlib.suppress(OSError, httpx.TransportError):  # no answer at this moment
+            return is_so()
+        return False
+
+    wait_until(holds, seconds=seconds, what=what, every=0.1)
+    return time.monotonic() - began
