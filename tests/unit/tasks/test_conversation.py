@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.base import check_conversation, text_of
+from tasks.base import check_conversation, is_held_out, text_of
 from tasks.generated import conversation
 from tasks.generated.spelling import words_of
 
@@ -80,6 +80,25 @@ def test_of_a_whole_conversation_the_last_turn_is_graded(made):
     c = made["test"][0]
     assert conversation.is_correct(c, text_of(c["messages"][-1]["content"]))
     assert not conversation.is_correct(c, "?")
+
+
+def test_training_has_more_capitals_than_tests_and_no_writing_that_a_test_may_ask(made):
+    shares = {
+        split: [q == q.upper() for q, _, _ in turns_of(made[split]) if q != q.lower()]
+        for split in made
+    }
+    capitals, in_tests = (sum(shares[split]) / len(shares[split]) for split in ("train", "test"))
+    assert capitals > 1.5 * in_tests > 0
+    talk = {
+        split: {
+            q for q, _, keys in turns_of(made[split]) if keys["kind"] in ("identity", "small talk")
+        }
+        for split in made
+    }
+    assert not talk["train"] & talk["test"]
+    for split, writings in talk.items():
+        held_out = {is_held_out(f"{conversation.NAME}/{q}", percent=10) for q in writings}
+        assert held_out == {split == "test"}
 
 
 def test_every_table_of_the_talk_is_read():

@@ -159,10 +159,10 @@ def test_of_several_builds_of_the_same_model_the_median_counts(built, stage):
     assert (found.seconds, found.source) == (31.0, "median of 5 builds")
 
 
-@pytest.mark.parametrize(("depth", "nearest"), [(2, 1), (4, 3), (6, 3)])
+@pytest.mark.parametrize(("depth", "nearest"), [(2, 1), (5, 4), (6, 4)])
 def test_without_a_build_of_this_model_the_nearest_is_scaled(built, depth, nearest):
     run = open_profile("tiny", depth=depth).run
-    history = [took(built, "sft", open_profile("tiny", depth=d).run, 100.0 * d) for d in (1, 3, 30)]
+    history = [took(built, "sft", open_profile("tiny", depth=d).run, 100.0 * d) for d in (1, 4, 30)]
     found = estimate(stage_named("sft"), run, history, PLACEMENT)
     other = open_profile("tiny", depth=nearest).run
     ratio = measure_work(SFT, run).amount / measure_work(SFT, other).amount

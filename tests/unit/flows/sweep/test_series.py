@@ -113,7 +113,7 @@ def test_a_report_has_sizes_scores_laws_and_a_prediction(shows):
     shows(report(1, 2, 3, 4))
     run = open_profile("tiny", depth=3).run
     size = size_of(run)
-    assert size.parameters == num_params(run.model, run.numerics) == 753_792
+    assert size.parameters == num_params(run.model, run.numerics) == 229_456
     assert size.tokens == run.pretrain.num_steps * run.pretrain.total_batch_size
 
 
