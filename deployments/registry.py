@@ -12,11 +12,7 @@ from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    DeploymentScheduleUpdate,
-    DeploymentUpdate,
-)
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
@@ -72,11 +68,10 @@ def register(client: SyncPrefectClient, wanted: Wanted, *, by_person: bool = Fal
     With `by_person` a person registers it, and everything is set as it is `wanted`.
     """
     found = find(client, wanted.full_name)
-    if found is None:
+    if found is None or by_person:
         _create(client, wanted)
         return True
-    changes = _of_the_code(wanted, found) | (_of_a_person(wanted) if by_person else {})
-    if not changes:
+    if not (changes := _of_the_code(wanted, found)):
         return False
     client.update_deployment(found.id, DeploymentUpdate(**changes))
     return True
@@ -91,10 +86,13 @@ def find(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None
 
 
 def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
+    """Create the deployment, or set everything of one that exists."""
     schedules: list[DeploymentScheduleCreate] = []
     if wanted.schedule is not None:
         schedules = [DeploymentScheduleCreate(schedule=wanted.schedule, active=True, slug=_SLUG)]
     form = wanted.form
+    # Without nulls, which the form does not accept.
+    given = {name: value for name, value in wanted.parameters.items() if value is not None}
     return client.create_deployment(
         flow_id=client.create_flow_from_name(wanted.flow.name),
         name=wanted.name,
@@ -103,10 +101,10 @@ def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
         pull_steps=[],  # no steps that fetch code: workers have it installed
         work_pool_name=wanted.pool,
         work_queue_name=wanted.queue,
-        job_variables=_job_variables(wanted),
+        job_variables={"env": dict(wanted.environment)} if wanted.environment else {},
         description=wanted.description,
         tags=list(wanted.tags),
-        parameters=_given(wanted, form),
+        parameters=_allowed(given, form),
         parameter_openapi_schema=form,
         enforce_parameter_schema=True,
         schedules=schedules,
@@ -131,29 +129,6 @@ def _of_the_code(wanted: Wanted, found: DeploymentResponse) -> dict[str, Any]:
     if wanted.version is not None:
         fresh["version"] = wanted.version
     return {name: value for name, value in fresh.items() if value != getattr(found, name)}
-
-
-def _of_a_person(wanted: Wanted) -> dict[str, Any]:
-    """Return the fields that are set only when a person registers a deployment."""
-    changes: dict[str, Any] = {
-        "parameters": _given(wanted, wanted.form),
-        "job_variables": _job_variables(wanted),
-        "paused": wanted.paused,
-    }
-    if wanted.schedule:
-        schedule = DeploymentScheduleUpdate(schedule=wanted.schedule, active=True, slug=_SLUG)
-        changes["schedules"] = [schedule]
-    return changes
-
-
-def _job_variables(wanted: Wanted) -> dict[str, Any]:
-    return {"env": dict(wanted.environment)} if wanted.environment else {}
-
-
-def _given(wanted: Wanted, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a new deployment without nulls, which the form does not accept."""
-    allowed = _allowed(wanted.parameters, form)
-    return {name: value for name, value in allowed.items() if value is not None}
 
 
 def _allowed(parameters: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
