@@ -239,10 +239,7 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
     [
         (["--schedule", "sft@nowhere"], "there is no sft@nowhere in"),
         (["--schedule", "main", "--cron", "nightly"], "'nightly' is not a schedule"),
-        (
-            ["--schedule", "main", "--timezone", "Mars/Olympus"],
-            "'0 3 * * *' is not a schedule, or 'Mars/Olympus' no time zone",
-        ),
+        (["--schedule", "main", "--timezone", "Mars"], "'0 3 * * *' is not a schedule, or 'Mars'"),
         (["--schedule", "main", "--metric", "core"], "chat_eval_sft does not measure 'core'"),
         (["--schedule", "main", "--drop", "-1"], "--drop is -1"),
         (["main", "--set", "sft.num_epochs=2"], "sft.num_epochs does not change how"),
