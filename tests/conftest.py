@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
-from flows.identity import cpp_source, fingerprint
+from flows.identity import fingerprint
 from infra.prefect.access import AUTH
 from infra.prefect.server import Server, client_environment, stop_server
 from infra.storage.base import Store
@@ -61,7 +61,6 @@ def scans_once() -> Iterator[None]:
     """Scan each source once a process: most homes of tests are fresh and so know no scan of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fingerprint, "scan", functools.cache(fingerprint.scan))
-        patch.setattr(cpp_source, "digest_of_cpp", functools.cache(cpp_source.digest_of_cpp))
         yield
 
 

@@ -4,8 +4,7 @@ Code is the static import closure of the stage's entry module inside this reposi
 hashed by its syntax tree, without comments, docstrings, layout or line numbers, so only a change of
 meaning is a change. A data file is hashed if a module of the closure names it by a string literal
 and it lies in that module's directory or below ("identity.jsonl" next to
-tasks/generated/identity.py): C++ by its tokens (flows/identity/cpp_source.py), any other file by
-its bytes.
+tasks/generated/identity.py): by its bytes.
 
 Not hashed: `CARRIERS`. Imports inside functions are, and those for type checkers alone. A module
 that reads docstrings is refused. Imports by computed names are not seen, so stages must not use
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from flows.identity import cpp_source, syntax
+from flows.identity import syntax
 from flows.identity.ref import ArtifactRef
 from flows.identity.syntax import Module, scan
 from flows.stages import Stage
@@ -276,15 +275,11 @@ class Code:
 
     def _scan(self, source: bytes, suffix: str, package: str) -> Module:
         digest = hashlib.sha256(source).hexdigest()
-        if suffix != ".py" and suffix not in cpp_source.SUFFIXES:
+        if suffix != ".py":
             return Module(digest=digest)
         # The same source has other imports in another package, so the package is part of the key.
-        key = f"{package if suffix == '.py' else 'c++'} {digest}"
-        module = self._used.get(key) or self._known.get(key)
-        if module is None and suffix == ".py":
-            module = scan(source, package=package)
-        elif module is None:
-            module = Module(digest=cpp_source.digest_of_cpp(source))
+        key = f"{package} {digest}"
+        module = self._used.get(key) or self._known.get(key) or scan(source, package=package)
         self._used[key] = module
         return module
 
@@ -336,7 +331,7 @@ def _top(name: str) -> str:
 
 def _scanner() -> str:
     """Return a digest of the scanner's own source, which makes the cache of another one stale."""
-    files = (Path(__file__), Path(cpp_source.__file__), Path(syntax.__file__))
+    files = (Path(__file__), Path(syntax.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
