@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from flows.identity.manifest import File
-from flows.identity.record_types import Count, read_record
-from flows.identity.records import find_document
-from infra.storage.base import Store, check_key
-from nanochat_core.errors import ArtifactError, StoreError
+from flows.identity.record_types import Count, find_record
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError
 
 FORMAT = 3
 COMMIT = "COMMIT.json"
@@ -78,17 +77,9 @@ def open_whole(
 def open_record(store: Store, place: str) -> StoredCheckpoint:
     """Return the checkpoint whose record lies at `place`. Raises ArtifactError, StoreError."""
     key = f"{place}/{COMMIT}"
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
+    found = find_record(store, key, StoredCheckpoint, format=FORMAT, what="a checkpoint")
+    if found is None:
         raise ArtifactError(f"{store.url}/{key} is gone")
-    found = read_record(StoredCheckpoint, tree, where=f"{store.url}/{key}", what="a checkpoint")
-    # Paths become local paths: check_key refuses one that would leave the directory.
-    try:
-        for file in found.files:
-            check_key(file.path)
-            check_key(file.key)
-    except StoreError as error:
-        raise ArtifactError(f"{store.url}/{key} is no checkpoint: {error}") from error
     # A whole record under the key of another step was copied or moved there.
     if f"/step-{found.step:07d}/" not in key or found.commit["step"] != found.step:
         raise ArtifactError(f"{store.url}/{key} is the checkpoint of step {found.step}")

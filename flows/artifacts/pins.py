@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from flows.identity.record_types import Digest, Name, read_record
-from flows.identity.records import encode_record, find_document
+from flows.identity.record_types import Digest, Name, find_record
+from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import TTL, Lease, Observer, find_holder
@@ -89,10 +89,7 @@ def pin(
 
 def find_pin(store: Store, key: str) -> Pin | None:
     """Return the pin at `key`, or None if it is gone. Raises ArtifactError if it is damaged."""
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    return read_record(Pin, tree, where=f"{store.url}/{key}", what="a pin")
+    return find_record(store, key, Pin, format=FORMAT, what="a pin")
 
 
 def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:

@@ -1,7 +1,9 @@
 """Publish artifacts and find them: files first, manifest last.
 
-Fetching is in flows/artifacts/cache.py, sharing of files in flows/artifacts/shared_files.py. The
-keys:
+Fetching is in flows/artifacts/cache.py. Bytes of a large file that an earlier artifact of the stage
+has are not stored again: an artifact of 170 shards names the 8 of the artifact before it by their
+keys. A manifest that names files of an older artifact keeps them from being collected
+(flows/gc/reach.py); until it is written a pin does. The keys:
 
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt under its own prefix
 {stage}/{fingerprint}/logs/{attempt}/...
@@ -18,18 +20,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
-from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
+from flows.artifacts.pins import pin
 from flows.artifacts.transfer import files_below, transfer_each
 from flows.identity.fingerprint import Identity
-from flows.identity.manifest import FORMAT, File, Input, Manifest, Provenance, digest_of
-from flows.identity.records import find_document, repair_hint
+from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.records import repair_hint
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef, stamp
-from infra.storage.base import OnBytes, Retry, Store, call_once, ignore_bytes
+from infra.storage.base import ObjectNotFound, OnBytes, Retry, Store, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
+MIN_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than to look for it
+LOOKED_AT = 4  # earlier artifacts, whose large files are not stored again
+Shared: TypeAlias = dict[tuple[int, str], str]  # size and sha256 -> key of an object
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
 
 
@@ -48,12 +54,9 @@ def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     key = ref.manifest_key
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
+    manifest = Manifest.find(store, key)
     # Its own checks pass: a whole manifest under another key was copied or moved there.
-    if manifest.ref != ref:
+    if manifest is not None and manifest.ref != ref:
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
             hint=repair_hint("delete it and run the stage again"),
@@ -284,3 +287,53 @@ def _add_to_index(store: Store, manifest: Manifest) -> None:
     """Add an artifact to the index under the time at which it was made or accepted."""
     when = manifest.accepted["when"] if manifest.accepted else manifest.provenance.created
     store.put(f"index/{manifest.stage}/{stamp(when)}-{manifest.fingerprint}", b"")
+
+
+# Sharing of large files.
+
+
+@contextlib.contextmanager
+def sharing(
+    store: Store, identity: Identity, sizes: Iterable[int], earlier: Iterable[Manifest]
+) -> Generator[Shared]:
+    """Yield objects of `earlier` artifacts with one of these `sizes`, pinned while the block runs.
+
+    Yields none while garbage is collected.
+    """
+    large = {size for size in sizes if size >= MIN_SIZE}
+    shared: Shared = {}
+    if large:
+        for manifest in earlier:
+            for file in manifest.files:
+                if file.size in large:
+                    shared.setdefault((file.size, file.sha256), file.key)
+    with contextlib.ExitStack() as stack:
+        if shared:
+            places = {ArtifactRef.parse(key) for key in shared.values()}
+            why = f"publishing {identity.ref.name}"
+            # A collection under way may be about to delete them; to upload is quicker than to wait.
+            try:
+                pinned = pin(store, sorted(places), why=why, log=lambda _: None, pause=_do_not_wait)
+                stack.enter_context(pinned)
+            except _Collecting:
+                shared = {}
+        yield shared
+
+
+def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str | None:
+    """Return the key of an object with these bytes. None means no such object, or one cut short."""
+    key = shared.get((size, sha256))
+    if key is None:
+        return None
+    try:
+        return key if store.head(key).size == size else None
+    except ObjectNotFound:
+        return None
+
+
+class _Collecting(Exception):
+    """Garbage is being collected. Caught in `sharing`."""
+
+
+def _do_not_wait(seconds: float) -> None:
+    raise _Collecting

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_whole
 from flows.identity.manifest import Manifest
-from flows.identity.record_types import read_record
-from flows.identity.records import encode_record, find_document
+from flows.identity.record_types import find_record
+from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -52,12 +52,9 @@ def find_revocation(store: Store, ref: ArtifactRef) -> Revocation | None:
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
-    key = ref.revocation_key
     mend = "delete it and revoke the artifact again"
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    return read_record(Revocation, tree, where=f"{store.url}/{key}", what="a revocation", mend=mend)
+    key, what = ref.revocation_key, "a revocation"
+    return find_record(store, key, Revocation, format=FORMAT, what=what, mend=mend)
 
 
 def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:

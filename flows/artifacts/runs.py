@@ -14,14 +14,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from flows.identity.record_types import Digest, Name, Time, read_record
-from flows.identity.records import encode_record, find_document, repair_hint
+from flows.identity.record_types import Digest, Name, Time, find_record
+from flows.identity.records import encode_record, repair_hint
 from flows.identity.ref import ArtifactRef, stamp
 from flows.leases.process import Process
 from flows.run_request import shared
@@ -143,13 +143,9 @@ def write_run(store: Store, run: Run) -> None:
 def find_run(store: Store, run: str) -> Run | None:
     """Return the record of a run by its id, or None. Raises ArtifactError if it is damaged."""
     key = f"runs/{run}.json"
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    found = read_record(
-        Run, tree, where=f"{store.url}/{key}", what="the record of a run", mend="delete it"
-    )
-    if found.run != run:
+    what = "the record of a run"
+    found = find_record(store, key, Run, format=FORMAT, what=what, mend="delete it")
+    if found is not None and found.run != run:
         raise ArtifactError(
             f"{store.url}/{key} is the record of run {found.run}",
             hint=repair_hint("delete it: it was moved"),
@@ -185,11 +181,14 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
     ids = [run for _, run in listed_runs(store, name)]
-    find = partial(find_run, store)
+    return (run for run in _read_runs(partial(find_run, store), ids) if run.name == name)
+
+
+def _read_runs(read: Callable[[str], Run | None], ids: list[str]) -> Iterator[Run]:
+    """Yield the runs with these ids that exist."""
     # The first alone: most callers stop there.
-    for run in chain(map(find, ids[:1]), in_parallel(find, ids[1:])):
-        if run is not None and run.name == name:
-            yield run
+    found = chain(map(read, ids[:1]), in_parallel(read, ids[1:]))
+    return (run for run in found if run is not None)
 
 
 def listed_runs(store: Store, name: str | None = None) -> list[tuple[str, str]]:
@@ -207,7 +206,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
     to `unread`.
     """
     ids = list(dict.fromkeys(run for _, run in listed_runs(store)))
-    return find_whole_runs(store, ids[:count], unread)
+    return list(_read_runs(partial(find_whole_run, store, unread=unread), ids[:count]))
 
 
 def start_hint(store: Store, profile: str | None = None) -> str:
@@ -233,16 +232,13 @@ def find_tag(store: Store, name: str) -> str | None:
     """Return the id of the run that a tag points at, or None. Raises ArtifactError if damaged."""
     key = f"refs/{name}.json"
     try:
-        tree = find_document(store, key, format=TAG_FORMAT)
-        if tree is None:
-            return None
-        tag = read_record(_Tag, tree, where=f"{store.url}/{key}", what="a tag")
-        if tag.tag != name:
+        tag = find_record(store, key, _Tag, format=TAG_FORMAT, what="a tag")
+        if tag is not None and tag.tag != name:
             raise ArtifactError(f"{store.url}/{key} is the record of tag {tag.tag}")
     except ArtifactError as error:
         error.hint = f"point it at a run again: nanochat tag {name} RUN"
         raise
-    return tag.run
+    return tag and tag.run
 
 
 def point(store: Store, name: str, run: str) -> str | None:
@@ -295,14 +291,6 @@ def find_whole_run(store: Store, run: str, unread: list[str] | None = None) -> R
         if unread is not None:
             unread.append(str(error))
         return None
-
-
-def find_whole_runs(
-    store: Store, runs: Iterable[str], unread: list[str] | None = None
-) -> list[Run]:
-    """Return the records of these runs that can be read, in order, as `find_whole_run` does."""
-    found = in_parallel(lambda run: find_whole_run(store, run, unread), runs)
-    return [run for run in found if run is not None]
 
 
 def _no_name(name: str) -> str:

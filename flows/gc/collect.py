@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.pins import SWEEP
 from flows.gc.inventory import take_inventory
-from flows.gc.reach import Records, Rules, read_referrers
-from flows.gc.survey import Survey, make_survey
-from flows.gc.sweep import Sweeper, SweepResult, Watch, clock, sweep
-from flows.identity.record_types import read_record
-from flows.identity.records import encode_record, find_document, repair_hint
+from flows.gc.reach import Records, Rules, Survey, make_survey, read_referrers
+from flows.gc.sweep import Sweep, Sweeper, SweepResult, Watch, clock
+from flows.identity.record_types import find_record
+from flows.identity.records import encode_record, repair_hint
 from flows.leases.lease import Lease
 from infra.parallel import THREADS
 from infra.storage.base import ObjectInfo, Store
@@ -29,19 +28,6 @@ _ENTRIES_A_BEAT = 500  # objects listed between two checks whether the lease is 
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionPlan:
-    """The result of a survey: what a collection would mark and delete."""
-
-    survey: Survey
-    fresh: frozenset[str]  # garbage that no collection has marked yet
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if a collection would neither mark nor delete anything."""
-        return not self.survey.deletable and not self.fresh
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Mark:
     """The contents of gc/mark.json."""
 
@@ -52,7 +38,7 @@ class _Mark:
 class Collected:
     """The result of a collection."""
 
-    plan: CollectionPlan
+    survey: Survey
     swept: SweepResult
     unfinished: int  # uploads that were aborted
     due: float | None  # when the next may be deleted; unix seconds by the store's clock
@@ -66,19 +52,26 @@ def make_claim() -> Lease:
 
 
 def plan_collection(
-    store: Store,
-    rules: Rules,
-    *,
-    threads: int = THREADS,
-    clock: Callable[[], float] = time.time,
-    watch: Watch,
-) -> CollectionPlan:
-    """Survey a whole store and return what a collection would do. Writes nothing to the store.
+    records: Records, rules: Rules, *, now: float | None = None, watch: Watch
+) -> Survey:
+    """Survey a whole store: what a collection would do. Writes nothing to the store.
 
-    Ages are by this machine's clock: `clock` returns unix seconds. Raises ArtifactError if a record
-    is damaged, StoreError.
+    `now` is the time in unix seconds, by default of this machine's clock. Raises ArtifactError if a
+    record is damaged, StoreError.
     """
-    return _look(store, rules, now=clock(), beat=lambda: None, threads=threads, watch=watch)
+    marks = _find_marks(records.store)
+    try:
+        # The referrers before the list: see read_referrers.
+        referrers = read_referrers(records)
+        inventory = take_inventory(_watched(records, watch))
+        now = time.time() if now is None else now
+        return make_survey(inventory, referrers, records, rules, marks=marks, now=now)
+    except ArtifactError as error:
+        raise ArtifactError(
+            f"garbage cannot be distinguished from what is in use: {error}",
+            hint="nothing was deleted, because that record may name anything; "
+            + (error.hint or repair_hint("delete it if no run needs it")),
+        ) from error
 
 
 def collect(
@@ -104,53 +97,27 @@ def collect(
     try:
         # The store's clock: a wrong one of this machine would delete too early.
         now = _store_time(store, SWEEP.lease_key)
-        plan = _look(store, rules, now=now, beat=sweeper.beat, threads=threads, watch=watch)
+        records = Records(store, threads=threads, beat=sweeper.beat)
+        survey = plan_collection(records, rules, now=now, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
-        _write_marks(store, plan.survey.marks, sweeper)
+        _write_marks(store, survey.marks, sweeper)
         # Deletion begins with a fresh lease.
         sweeper.renew()
-        swept = sweep(store, plan.survey, sweeper, claim=claim, threads=threads, watch=watch)
-        left = {n: seen for n, seen in plan.survey.marks.items() if n not in swept.names}
+        swept = Sweep(records, survey, sweeper, claim, watch).run()
+        left = {n: seen for n, seen in survey.marks.items() if n not in swept.names}
         if swept.names:
             _write_marks(store, left, sweeper)
         unfinished = store.abort_stale_uploads(older_than=UNFINISHED)
     finally:
         sweeper.release()
-    due = max(plan.survey.now, min(left.values()) + rules.grace) if left else None
-    return Collected(plan=plan, swept=swept, unfinished=unfinished, due=due)
+    due = max(survey.now, min(left.values()) + rules.grace) if left else None
+    return Collected(survey=survey, swept=swept, unfinished=unfinished, due=due)
 
 
-def _look(
-    store: Store,
-    rules: Rules,
-    *,
-    now: float,
-    beat: Callable[[], None],
-    threads: int,
-    watch: Watch,
-) -> CollectionPlan:
-    marks = _find_marks(store)
-    try:
-        records = Records(store, threads=threads, beat=beat)
-        # The referrers before the list: see read_referrers.
-        referrers = read_referrers(records)
-        inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
-        survey = make_survey(inventory, referrers, records, rules, marks=marks, now=now)
-    except ArtifactError as error:
-        raise ArtifactError(
-            f"garbage cannot be distinguished from what is in use: {error}",
-            hint="nothing was deleted, because that record may name anything; "
-            + (error.hint or repair_hint("delete it if no run needs it")),
-        ) from error
-    return CollectionPlan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
-
-
-def _watched(
-    entries: Iterator[ObjectInfo], *, beat: Callable[[], None], watch: Watch
-) -> Iterator[ObjectInfo]:
-    for count, entry in enumerate(entries, 1):
+def _watched(records: Records, watch: Watch) -> Iterator[ObjectInfo]:
+    for count, entry in enumerate(records.store.list(""), 1):
         if count % _ENTRIES_A_BEAT == 0:
-            beat()
+            records.beat()
             watch("objects listed", count)
         yield entry
 
@@ -161,10 +128,8 @@ def _store_time(store: Store, key: str) -> float:
 
 
 def _find_marks(store: Store) -> dict[str, float]:
-    tree = find_document(store, MARK, format=FORMAT)
-    if tree is None:
-        return {}
-    return read_record(_Mark, tree, where=f"{store.url}/{MARK}", what="a mark of gc").marks
+    found = find_record(store, MARK, _Mark, format=FORMAT, what="a mark of gc")
+    return {} if found is None else found.marks
 
 
 def _write_marks(store: Store, marks: Mapping[str, float], sweeper: Sweeper) -> None:

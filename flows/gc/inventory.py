@@ -28,14 +28,22 @@ Kind: TypeAlias = Literal[
     "index entry",
 ]
 
-
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_RECORDS: dict[str, Kind] = {
-    "manifest.json": "artifact",
-    "revoked.json": "revocation",
-    "lease.json": "lease",
+_PLACE = r"(?P<stage>(?!index/)[^/]+)/(?P<fingerprint>[0-9a-f]{64})"
+# Of the keys of each kind; `name` is that of a piece of several objects.
+_KEYS: dict[Kind, re.Pattern[str]] = {
+    "run record": re.compile(r"runs/[^/]+\.json"),
+    "name": re.compile(r"names/[^/]+/[^/]+"),
+    "pin": re.compile(rf"{PINS}[^/]+"),
+    "index entry": re.compile(r"index/(?P<stage>[^/]+)/([^/]*-)?(?P<fingerprint>[0-9a-f]{64})"),
+    "artifact": re.compile(rf"{_PLACE}/manifest\.json"),
+    "revocation": re.compile(rf"{_PLACE}/revoked\.json"),
+    "lease": re.compile(rf"{_PLACE}/lease\.json"),
+    "divergent": re.compile(rf"{_PLACE}/divergences/[^/]+\.json"),
+    "files": re.compile(rf"(?P<name>{_PLACE}/files/[^/]+/).+"),
+    "logs": re.compile(rf"(?P<name>{_PLACE}/logs/[^/]+/).+"),
+    # All of a fingerprint are one piece: they are of use only to one unfinished job.
+    "checkpoints": re.compile(rf"(?P<name>{_PLACE}/checkpoints/)[^/]+/.+"),
 }
-_BYTES: dict[str, Kind] = {"files": "files", "logs": "logs"}
 _OURS = re.compile(r"(refs|gc)/.*|[^/]+/[0-9a-f]{64}/redo\.json")  # never garbage
 
 
@@ -101,29 +109,9 @@ def run_of(key: str) -> str:
 def _piece_of(key: str) -> Piece | None:
     """Return the piece that an object belongs to. None means a key of another program."""
     # Anything that does not match exactly is left alone: what is deleted cannot be brought back.
-    parts = key.split("/")
-    if parts[0] == "runs" and len(parts) == 2 and key.endswith(".json"):
-        return Piece(name=key, kind="run record", place=None)
-    if parts[0] == "names" and len(parts) == 3:
-        return Piece(name=key, kind="name", place=None)
-    if key.startswith(PINS) and len(parts) == 3:
-        return Piece(name=key, kind="pin", place=None)
-    if parts[0] == "index" and len(parts) == 3:
-        place = ArtifactRef(parts[1], parts[2].rpartition("-")[2])
-        return Piece(name=key, kind="index entry", place=place) if _is_place(place) else None
-    if len(parts) < 3 or not _is_place(place := ArtifactRef(parts[0], parts[1])):
-        return None
-    if len(parts) == 3 and parts[2] in _RECORDS:
-        return Piece(name=key, kind=_RECORDS[parts[2]], place=place)
-    if len(parts) == 4 and parts[2] == "divergences" and key.endswith(".json"):
-        return Piece(name=key, kind="divergent", place=place)
-    if len(parts) > 4 and parts[2] in _BYTES:
-        return Piece(name="/".join(parts[:4]) + "/", kind=_BYTES[parts[2]], place=place)
-    # All checkpoints of a fingerprint are one piece: they are of use only to one unfinished job.
-    if len(parts) > 4 and parts[2] == "checkpoints":
-        return Piece(name="/".join(parts[:3]) + "/", kind="checkpoints", place=place)
+    for kind, pattern in _KEYS.items():
+        if match := pattern.fullmatch(key):
+            parts = match.groupdict()
+            place = ArtifactRef(parts["stage"], parts["fingerprint"]) if "stage" in parts else None
+            return Piece(name=parts.get("name", key), kind=kind, place=place)
     return None
-
-
-def _is_place(place: ArtifactRef) -> bool:
-    return _FINGERPRINT.fullmatch(place.fingerprint) is not None

@@ -3,9 +3,13 @@
 A run's record names artifacts. An artifact names the artifacts it was made from, the attempts its
 files lie in (which may be those of an older artifact), and the artifact it was accepted from. A
 record that cannot be read might name anything, so it ends the search with an error.
+
+Garbage is what nothing in use reaches. It may be deleted if an earlier collection marked it,
+`grace` seconds ago or longer, and it was not written since. What garbage that has to wait was made
+from, waits with it: an artifact never outlives its inputs.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,15 +18,15 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run, find_run, find_tag, tag_names
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
-from flows.identity.manifest import FORMAT, Manifest
-from flows.identity.records import find_document
+from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
-from infra.parallel import in_parallel
+from infra.parallel import THREADS, in_parallel
 from infra.storage.base import Store
 
 _Item = TypeVar("_Item", str, ArtifactRef)
 _Result = TypeVar("_Result")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +94,12 @@ class Reachable:
 class Records:
     """A reader of a store's records: in parallel, and each manifest only once."""
 
-    def __init__(self, store: Store, *, threads: int, beat: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Store, *, threads: int = THREADS, beat: Callable[[], None] = lambda: None
+    ) -> None:
         self.store = store
+        self.beat = beat  # called again and again: reading takes long in a large store
         self._threads = threads
-        self._beat = beat  # called again and again: reading takes long in a large store
         # Of manifests that were found, which do not change.
         self.manifests: dict[ArtifactRef, Edges] = {}
 
@@ -102,15 +108,16 @@ class Records:
     ) -> dict[_Item, _Result]:
         """Return what `function` finds for each item, without those that are gone meanwhile."""
 
-        def look(item: _Item) -> tuple[_Item, _Result | None]:
-            return item, function(self.store, item)
+        wanted = list(items)
+        results = self.each(lambda item: function(self.store, item), wanted)
+        pairs = zip(wanted, results, strict=True)
+        return {item: result for item, result in pairs if result is not None}
 
-        found: dict[_Item, _Result] = {}
-        for item, result in in_parallel(look, items, threads=self._threads):
-            self._beat()
-            if result is not None:
-                found[item] = result
-        return found
+    def each(self, function: Callable[[_T], _Result], items: Iterable[_T]) -> Iterator[_Result]:
+        """Yield what `function` returns for each item, in order, with a beat after each."""
+        for result in in_parallel(function, items, threads=self._threads):
+            self.beat()
+            yield result
 
     def edges(self, places: Iterable[ArtifactRef]) -> dict[ArtifactRef, Edges]:
         """Return what the manifests of these artifacts name; those without one are left out."""
@@ -221,10 +228,8 @@ def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
 
 
 def _find_divergent(store: Store, key: str) -> Edges | None:
-    tree = find_document(store, key, format=FORMAT)
-    if tree is None:
-        return None
-    return _edges_of(Manifest.from_tree(tree, where=f"{store.url}/{key}"))
+    manifest = Manifest.find(store, key)
+    return None if manifest is None else _edges_of(manifest)
 
 
 def _edges_of(manifest: Manifest) -> Edges:
@@ -233,3 +238,123 @@ def _edges_of(manifest: Manifest) -> Edges:
         attempts=frozenset(attempt_of(file.key) for file in (*manifest.files, *manifest.logs)),
         revocations=accepted_from(manifest),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The state of a store at one moment: what a collection would mark and delete."""
+
+    now: float  # unix seconds by the store's clock
+    inventory: Inventory
+    garbage: Mapping[str, Piece]  # by name
+    deletable: Mapping[str, Piece]  # the part of it that may be deleted
+    marks: Mapping[str, float]  # when each was first seen as garbage
+    fresh: frozenset[str]  # garbage that no collection has marked yet
+    edges: Mapping[ArtifactRef, Edges]  # of artifacts that may be deleted
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if a collection would neither mark nor delete anything."""
+        return not self.deletable and not self.fresh
+
+
+def make_survey(
+    inventory: Inventory,
+    referrers: Referrers,
+    records: Records,
+    rules: Rules,
+    *,
+    marks: Mapping[str, float],
+    now: float,
+) -> Survey:
+    """Separate garbage from what is in use. `marks` are those of the last collection.
+
+    `referrers` must have been read with `records` before the store was listed for the inventory.
+    Raises ArtifactError, naming the record, if one is damaged: it might reach anything.
+    """
+    roots = find_roots(inventory, referrers, records, rules, now=now)
+    reached = records.follow(roots.places)
+    pieces = inventory.pieces.values()
+
+    def is_needed(piece: Piece) -> bool:
+        # A divergent manifest that is young, or whose fingerprint is being worked on.
+        return now - piece.newest <= rules.grace or piece.place in roots.whole
+
+    records.add_divergent([p for p in pieces if p.kind == "divergent" and is_needed(p)], reached)
+    # Artifacts that exist, of fingerprints with checkpoints.
+    done = records.edges({p.place for p in pieces if p.kind == "checkpoints" and p.place})
+
+    def is_in_use(piece: Piece) -> bool:
+        # Leased or pinned: a process works under this fingerprint, so nothing of it is deleted.
+        if piece.place in roots.whole:
+            return True
+        match piece.kind:
+            case "run record":
+                return run_of(piece.name) in roots.kept
+            case "name":
+                return (run := run_of(piece.name)) in roots.kept and run in roots.runs
+            case "pin":
+                return now - piece.newest <= rules.keep
+            case "divergent":
+                return is_needed(piece)
+            case "checkpoints":  # of an unfinished job, which may be resumed
+                return piece.place not in done and now - piece.newest <= rules.keep
+            case "lease":
+                # The next owner's fencing token follows from the record. Without it tokens begin at
+                # 1 again, which is harmless only where nothing else names one.
+                assert piece.place is not None
+                return len(inventory.places[piece.place]) > 1
+            case _:
+                return _is_reached(piece, reached)
+
+    garbage = {piece.name: piece for piece in pieces if not is_in_use(piece)}
+    # A mark is void if the piece was written since: its time begins again.
+    first = {
+        name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
+        for name, piece in garbage.items()
+    }
+    due = {n: piece for n, piece in garbage.items() if n in marks and now - first[n] >= rules.grace}
+    # Only pieces of an earlier mark are due: even with grace 0 it takes two collections.
+    kept = _reached_by_waiting(garbage, due, roots, records)
+    deletable = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
+    places = [p.place for p in deletable.values() if p.kind == "artifact" and p.place]
+    return Survey(
+        now=now,
+        inventory=inventory,
+        garbage=garbage,
+        deletable=deletable,
+        marks=first,
+        fresh=frozenset(garbage.keys() - marks.keys()),
+        edges=records.edges(places),
+    )
+
+
+def _reached_by_waiting(
+    garbage: Mapping[str, Piece], due: Mapping[str, Piece], roots: Roots, records: Records
+) -> Reachable:
+    """Return what garbage that has to wait reaches."""
+    waiting = [piece for name, piece in garbage.items() if name not in due]
+    places = {p.place for p in waiting if p.kind == "artifact" and p.place}
+    for piece in waiting:
+        # A run's record that stays for now must not name artifacts that are gone.
+        if piece.kind == "run record":
+            places.update(roots.runs.get(run_of(piece.name), ()))
+    reached = records.follow(places)
+    records.add_divergent([piece for piece in waiting if piece.kind == "divergent"], reached)
+    return reached
+
+
+def _is_reached(piece: Piece, reached: Reachable) -> bool:
+    """Return whether one of the reached artifacts needs a piece."""
+    match piece.kind:
+        case "artifact":
+            return piece.place in reached.places
+        case "files" | "logs":
+            return piece.name in reached.attempts
+        case "index entry":
+            return piece.place in reached.found
+        case "revocation":
+            # Also without the artifact: what was made from it may have come from another store.
+            return piece.place in reached.places or piece.place in reached.revocations
+        case _:
+            return False

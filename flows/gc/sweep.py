@@ -16,13 +16,11 @@ from typing import TypeAlias, TypeVar
 
 from flows.artifacts.pins import SWEEP
 from flows.gc.inventory import Kind, Piece
-from flows.gc.reach import Edges
-from flows.gc.survey import Survey
+from flows.gc.reach import Edges, Records, Survey
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease, LeaseLost, try_acquire
 from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer
 from flows.render.text import duration
-from infra.parallel import in_parallel
 from infra.polling import ASK_SECONDS
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
@@ -124,32 +122,21 @@ class SweepResult:
     size: int = 0  # bytes
 
 
-def sweep(
-    store: Store,
-    survey: Survey,
-    sweeper: Sweeper,
-    *,
-    claim: Callable[[], Lease],
-    threads: int,
-    watch: Watch,
-) -> SweepResult:
-    """Delete what is deletable. Raises LeaseLost and StoreError; a later sweep resumes."""
-    return _Sweep(store, survey, sweeper, claim, threads, watch).run()
-
-
 @dataclass
-class _Sweep:
-    store: Store
+class Sweep:
+    """The deletion of what a survey found deletable; a later one resumes it."""
+
+    records: Records
     survey: Survey
     sweeper: Sweeper
     claim: Callable[[], Lease]
-    threads: int
     watch: Watch
     spared: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
     done: SweepResult = field(default_factory=SweepResult)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> SweepResult:
+        """Delete it. Raises LeaseLost and StoreError."""
         # Run records name artifacts, so they are deleted first; what only leads to them last.
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
         # Fingerprints with files alone too. A builder that uploaded them and then slept must find
@@ -174,9 +161,8 @@ class _Sweep:
         self, what: str, function: Callable[[_Item], _Result], items: Iterable[_Item]
     ) -> list[_Result]:
         results: list[_Result] = []
-        for result in in_parallel(function, items, threads=self.threads):
+        for result in self.records.each(function, items):
             results.append(result)
-            self.sweeper.beat()
             self.watch(what, len(results))
         return results
 
@@ -193,7 +179,7 @@ class _Sweep:
                 self.spared.update(edges.leads_to)
 
     def _acquire(self, place: ArtifactRef) -> HeldLease | LeaseHolder:
-        return try_acquire(self.store, place, self.claim(), ttl=_FORGOTTEN)
+        return try_acquire(self.records.store, place, self.claim(), ttl=_FORGOTTEN)
 
     def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
@@ -213,7 +199,7 @@ class _Sweep:
 
     def _end_checkpoints(self, piece: Piece) -> bool:
         """Delete each COMMIT.json. Returns False, deleting none, if a checkpoint is new."""
-        entries = list(self.store.list(piece.name))
+        entries = list(self.records.store.list(piece.name))
         if any(entry.modified > piece.newest for entry in entries):
             return False
         # Without COMMIT.json the rest is no checkpoint and may be deleted later, without the lease.
@@ -229,17 +215,19 @@ class _Sweep:
         if isinstance(held, LeaseHolder):
             return
         # Listed under the lease: from here on no process that obeys leases adds anything.
-        if [entry.key for entry in self.store.list(f"{piece.place.prefix}/")] != [piece.name]:
+        if [entry.key for entry in self.records.store.list(f"{piece.place.prefix}/")] != [
+            piece.name
+        ]:
             held.release()
             return
         # Not released afterwards: a release would only find the record gone.
-        self._delete(self.store.head(piece.name))
+        self._delete(self.records.store.head(piece.name))
         self._note(piece)
 
     def _delete_unchanged(self, piece: Piece) -> bool:
         """Delete a record if it is unchanged since the survey. Returns whether it was deleted."""
         try:
-            entry = self.store.head(piece.name)
+            entry = self.records.store.head(piece.name)
         except ObjectNotFound:
             return False
         if entry.modified > piece.newest:
@@ -250,14 +238,14 @@ class _Sweep:
 
     def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[ObjectInfo]:
         for piece in pieces:
-            for entry in self.store.list(piece.name):
+            for entry in self.records.store.list(piece.name):
                 if entry.modified <= piece.newest:  # else written since the survey
                     yield entry
 
     def _delete(self, entry: ObjectInfo) -> None:
         # Before each deletion: a collector that slept must not delete what is in use by now.
         self.sweeper.check()
-        self.store.delete(entry.key)
+        self.records.store.delete(entry.key)
         with self.lock:
             self.done.objects += 1
             self.done.size += entry.size

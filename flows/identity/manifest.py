@@ -7,22 +7,24 @@ follow from its parts, or a path that would leave its directory, is refused.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict
+from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict, TypeVar
 
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
-from flows.identity.record_types import Count, Digest, Name, Time, read_record
+from flows.identity.record_types import Count, Digest, Key, Name, Time, find_record, read_record
 from flows.identity.records import decode_record, encode_record, repair_hint
 from flows.identity.ref import ArtifactRef
 from flows.identity.work import Work
 from flows.stages import Stage
-from infra.storage.base import check_key
+from infra.storage.base import Store
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import ArtifactError, StoreError
+from nanochat_core.errors import ArtifactError
 from nanochat_core.section import Tree
 
 FORMAT = 4
 EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
+_M = TypeVar("_M", bound="Manifest")
+_ABOUT = {"what": "a manifest", "mend": "delete it and run the stage again"}  # in errors
 
 
 def _no_processes(value: int) -> str | None:
@@ -75,10 +77,10 @@ class Preimage(TypedDict):
 class File:
     """One file of an artifact."""
 
-    path: str  # inside the artifact, with '/'
+    path: Key  # inside the artifact, with '/'
     size: Count  # bytes
     sha256: str
-    key: str  # of the object that holds the bytes; may belong to an older artifact
+    key: Key  # of the object that holds the bytes; may belong to an older artifact
     # Digest of the contents, where another version of the writer may encode the same contents as
     # other bytes, as parquet does. None means that the bytes count.
     content: str | None = None
@@ -173,16 +175,13 @@ class Manifest:
     def from_json(cls, data: bytes, *, where: str) -> Self:
         """Return the manifest in `data`, named `where` in errors. Raises ArtifactError."""
         tree = decode_record(data, format=FORMAT, where=where)
-        return cls.from_tree(tree, where=where)
+        return _checked(read_record(cls, tree, where=where, **_ABOUT), where)
 
     @classmethod
-    def from_tree(cls, tree: Facts, *, where: str) -> Self:
-        """Return the manifest of a record, named `where` in errors. Raises ArtifactError."""
-        manifest = read_record(
-            cls, tree, where=where, what="a manifest", mend="delete it and run the stage again"
-        )
-        _check(manifest, where)
-        return manifest
+    def find(cls, store: Store, key: str) -> Self | None:
+        """Return the manifest at `key`; None and errors as of `find_record`."""
+        found = find_record(store, key, cls, format=FORMAT, **_ABOUT)
+        return found and _checked(found, f"{store.url}/{key}")
 
 
 def digest_of(files: Iterable[File]) -> str:
@@ -227,8 +226,8 @@ def record_digest(manifest: Manifest) -> str:
     )
 
 
-def _check(manifest: Manifest, where: str) -> None:
-    """Raise ArtifactError unless the parts agree with each other and every path is harmless."""
+def _checked(manifest: _M, where: str) -> _M:
+    """Return a manifest. Raises ArtifactError unless its parts agree with each other."""
     # The checksum of a record shows damage. This shows a record that some program wrote wrongly.
     wrong = None
     if fingerprint_of(manifest.preimage) != manifest.fingerprint:
@@ -241,28 +240,11 @@ def _check(manifest: Manifest, where: str) -> None:
         wrong = "it has no files"
     elif manifest.preimage.get("inputs") != {n: i.digest for n, i in manifest.inputs.items()}:
         wrong = "its inputs are not those of its pre-image"
-    elif (bad := _unsafe(manifest)) is not None:
-        wrong = f"it names the file '{bad}'"
+    elif any(len({f.path for f in fs}) < len(fs) for fs in (manifest.files, manifest.logs)):
+        wrong = "two of its files have one path"
     if wrong is not None:
         raise ArtifactError(
             f"{where} is not to be trusted: {wrong}",
-            hint=repair_hint("delete it and run the stage again"),
+            hint=repair_hint(_ABOUT["mend"]),
         )
-
-
-def _unsafe(manifest: Manifest) -> str | None:
-    """Return the first path whose path or key is unsafe, or that occurs twice, or None."""
-    for files in (manifest.files, manifest.logs):
-        seen: set[str] = set()
-        for file in files:
-            if not (_is_key(file.path) and _is_key(file.key)) or file.path in seen:
-                return file.path
-            seen.add(file.path)
-    return None
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return bool(check_key(text))
-    except StoreError:
-        return False
+    return manifest

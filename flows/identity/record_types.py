@@ -26,8 +26,8 @@ from typing import (
     is_typeddict,
 )
 
-from flows.identity.records import repair_hint, shorten
-from infra.storage.base import check_key
+from flows.identity.records import find_document, repair_hint, shorten
+from infra.storage.base import Store, check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
 _R = TypeVar("_R")
@@ -44,11 +44,16 @@ def _no_digest(value: str) -> str | None:
     return None if _DIGEST.fullmatch(value) else "64 hex digits"
 
 
-def _no_name(value: str) -> str | None:
+def _no_key(value: str) -> str | None:
     try:
-        return "one name" if "/" in check_key(value) else None
+        check_key(value)
     except StoreError:
         return "a name in the store"
+    return None
+
+
+def _no_name(value: str) -> str | None:
+    return _no_key(value) or ("one name" if "/" in value else None)
 
 
 def _no_time(value: str) -> str | None:
@@ -64,8 +69,21 @@ def _no_time(value: str) -> str | None:
 
 Count: TypeAlias = Annotated[int, _no_count]
 Digest: TypeAlias = Annotated[str, _no_digest]  # part of a key
+Key: TypeAlias = Annotated[str, _no_key]  # stays in its store, as a path in its directory
 Name: TypeAlias = Annotated[str, _no_name]  # part of a key, without '/'
 Time: TypeAlias = Annotated[str, _no_time]
+
+
+def find_record(
+    store: Store, key: str, kind: type[_R], *, format: int, what: str, mend: str | None = None
+) -> _R | None:
+    """Return the record at `key`. None means that the store has answered: no such object.
+
+    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
+    """
+    tree = find_document(store, key, format=format)
+    where = f"{store.url}/{key}"
+    return None if tree is None else read_record(kind, tree, where=where, what=what, mend=mend)
 
 
 def read_record(

@@ -9,10 +9,9 @@ from cyclopts import Parameter
 from flows.artifacts.runs import timestamp
 from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
 from flows.cli.output import print_note, print_result, screen
-from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
+from flows.gc.collect import Collected, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
-from flows.gc.reach import Rules
-from flows.gc.survey import Survey
+from flows.gc.reach import Records, Rules, Survey
 from flows.gc.sweep import Watch
 from flows.identity.ref import ArtifactRef
 from flows.render.table import Table, numbers, texts
@@ -73,20 +72,19 @@ def gc(
     # collect() plans by itself: a plan of its own would list the store twice.
     with _progress() as watch:
         done = collect(store, rules, watch=watch, log=print_note) if apply else None
-        planned = done.plan if done else plan_collection(store, rules, watch=watch)
-    lines = _describe_collected(done) if done else _describe(planned, keep_days)
-    print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)
-    return CHANGES if exit_code and not apply and not planned.is_empty else 0
+        survey = done.survey if done else plan_collection(Records(store), rules, watch=watch)
+    lines = _describe_collected(done) if done else _describe(survey, keep_days)
+    print_result(lambda: _to_tree(store.url, survey, done), lines, as_json=as_json)
+    return CHANGES if exit_code and not apply and not survey.is_empty else 0
 
 
-def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str | Table]:
-    survey = plan.survey
+def _describe(survey: Survey, keep_days: int) -> Iterator[str | Table]:
     waiting = _waiting(survey)
     if survey.deletable:
         yield "garbage that --apply deletes:"
         yield from _table(survey.deletable.values(), survey)
     if waiting:
-        marked = len(waiting) - len(plan.fresh)
+        marked = len(waiting) - len(survey.fresh)
         yield f"garbage that has to wait ({marked} marked already, --apply marks the rest):"
         yield from _table(waiting, survey)
     # The most surprising deletions are those of old runs, so the way to keep one is named.
@@ -95,14 +93,15 @@ def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str | Table]:
             f"Runs not heard of for {keep_days} days are forgotten, and what only they reach goes: "
             "tag a run to keep it."
         )
-    yield _summary(plan)
+    yield _summary(survey)
 
 
 def _describe_collected(done: Collected) -> Iterator[str | Table]:
-    swept, garbage = done.swept, done.plan.survey.garbage
+    swept, survey = done.swept, done.survey
+    garbage = survey.garbage
     if swept.names:
         yield "deleted:"
-        yield from _table([garbage[name] for name in sorted(swept.names)], done.plan.survey)
+        yield from _table([garbage[name] for name in sorted(swept.names)], survey)
         yield f"freed {size(swept.size)} in {swept.objects:,} objects"
     if done.unfinished:
         yield f"aborted {done.unfinished:,} unfinished uploads"
@@ -110,30 +109,30 @@ def _describe_collected(done: Collected) -> Iterator[str | Table]:
     # `due` is when the first marked piece has waited long enough; None if nothing is marked.
     if done.due is not None:
         yield (
-            f"marked {left:,} pieces of garbage, {len(done.plan.fresh):,} of them new; "
+            f"marked {left:,} pieces of garbage, {len(survey.fresh):,} of them new; "
             f"--apply deletes the first of them after {timestamp(done.due)}"
         )
     elif not swept.names:
         yield "nothing was marked, nothing was deleted"
-    yield _summary(done.plan)
+    yield _summary(survey)
 
 
-def _summary(plan: CollectionPlan) -> str:
-    used = _used(plan)
+def _summary(survey: Survey) -> str:
+    used = _used(survey)
     # Objects with unknown keys may be another program's: counted, never deleted.
     stages = sum(piece.kind == "artifact" for piece in used)
     text = (
         f"in use: {stages:,} artifacts, {sum(p.objects for p in used):,} objects, "
         f"{size(sum(p.size for p in used))}"
     )
-    if unknown := plan.survey.inventory.unknown:
+    if unknown := survey.inventory.unknown:
         text += f"; {unknown:,} objects that are not ours are left alone"
-    return text if plan.survey.garbage else f"no garbage; {text}"
+    return text if survey.garbage else f"no garbage; {text}"
 
 
-def _used(plan: CollectionPlan) -> list[Piece]:
-    pieces = plan.survey.inventory.pieces
-    return [piece for name, piece in pieces.items() if name not in plan.survey.garbage]
+def _used(survey: Survey) -> list[Piece]:
+    pieces = survey.inventory.pieces
+    return [piece for name, piece in pieces.items() if name not in survey.garbage]
 
 
 def _waiting(survey: Survey) -> list[Piece]:
@@ -205,15 +204,15 @@ def _size_and_age(row: dict[str, Any]) -> tuple[str, str]:
     return size(row["bytes"]), f"{duration(max(0, row['seconds_since_written']))} ago"
 
 
-def _to_tree(url: str, plan: CollectionPlan, done: Collected | None) -> dict[str, Any]:
-    survey, used, waiting = plan.survey, _used(plan), _waiting(plan.survey)
+def _to_tree(url: str, survey: Survey, done: Collected | None) -> dict[str, Any]:
+    used, waiting = _used(survey), _waiting(survey)
     tree: dict[str, Any] = {
         "store": url,
         "deletes": _rows(survey.deletable.values(), survey),
         "waits": _rows(waiting, survey),
         "deletes_artifacts": _artifacts(survey.deletable.values(), survey),
         "waiting_artifacts": _artifacts(waiting, survey),
-        "unmarked": len(plan.fresh),
+        "unmarked": len(survey.fresh),
         "in_use": {"objects": sum(p.objects for p in used), "bytes": sum(p.size for p in used)},
         "not_ours": survey.inventory.unknown,
     }

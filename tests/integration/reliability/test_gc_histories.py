@@ -14,10 +14,8 @@ import pytest
 import flows.building.build
 import flows.gc.collect
 import flows.gc.reach
-import flows.gc.survey
 from flows.artifacts.runs import RunRecord
-from flows.gc.reach import Edges, Reachable, Rules
-from flows.gc.survey import Survey
+from flows.gc.reach import Edges, Reachable, Rules, Survey
 from flows.identity.manifest import Manifest
 from tests.support.reliability import gc_actors
 from tests.support.reliability.gc_histories import RULES, check, simulate
@@ -50,7 +48,7 @@ def no_inputs(manifest: Manifest) -> Edges:
     return dataclasses.replace(edges_of(manifest), inputs=())
 
 
-make_survey = flows.gc.survey.make_survey
+make_survey = flows.gc.reach.make_survey
 
 
 def all_is_ripe(*arguments: Any, **options: Any) -> Survey:
@@ -81,7 +79,7 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
     "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 23),
     "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 16),
     "what waits keeps nothing": (
-        flows.gc.survey,
+        flows.gc.reach,
         "_reached_by_waiting",
         lambda *arguments: Reachable(),
         RULES,

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from flows.gc.collect import Collected, CollectionPlan, collect, make_claim, plan_collection
-from flows.gc.reach import Rules
+from flows.gc.collect import Collected, collect, make_claim, plan_collection
+from flows.gc.reach import Records, Rules, Survey
 from flows.identity.manifest import Manifest
 from flows.leases import held_lease
 from tests.support.flows.shelf import make_manifest, put_artifact, put_whole
@@ -28,11 +28,9 @@ def gc(store: MemoryStore, **options: Any) -> Collected:
     return collect(store, RULES, **{**facts, **options})
 
 
-def look(store: MemoryStore, **options: Any) -> CollectionPlan:
+def look(store: MemoryStore) -> Survey:
     """What a collection would do."""
-    return plan_collection(
-        store, RULES, threads=1, clock=lambda: store.now, watch=ignore, **options
-    )
+    return plan_collection(Records(store, threads=1), RULES, now=store.now, watch=ignore)
 
 
 def gc_until_clean(store: MemoryStore) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.pins import PINS, SWEEP, find_pin
-from flows.artifacts.publish import publish
-from flows.artifacts.shared_files import MIN_SIZE
+from flows.artifacts.publish import MIN_SIZE, publish
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest

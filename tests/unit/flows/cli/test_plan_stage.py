@@ -6,7 +6,8 @@ import pytest
 
 from flows.artifacts.revocations import revoke
 from flows.identity.fingerprint import REPOSITORY, Code, identify
-from flows.identity.manifest import Manifest
+from flows.identity.manifest import FORMAT, Manifest
+from flows.identity.records import encode_record
 from flows.profiles import open_profile
 from flows.stages import SHARDS, TOKENIZER
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_artifact
@@ -31,7 +32,8 @@ def put_todays(store, stage, *inputs, **facts):
     changes = {"fingerprint": identity.fingerprint, "preimage": identity.preimage, **facts}
     changes["provenance"] = tree["provenance"] | facts.get("provenance", {})
     fields = {name: tree[name] for name in tree if name not in ("format", "check")}
-    return put_artifact(store, Manifest.from_tree(fields | changes, where="test"))
+    data = encode_record(fields | changes, format=FORMAT)
+    return put_artifact(store, Manifest.from_json(data, where="test"))
 
 
 @pytest.fixture

@@ -88,10 +88,10 @@ def test_a_run_that_holds_a_lease_stays_however_old(store):
     put_run(store, "tiny-1", source, status="running")
     store.now += 300 * DAY
     acquire(store, make_manifest("sft"), run="tiny-1")
-    assert "runs/tiny-1.json" not in look(store).survey.garbage
-    assert not any(place(source) in name for name in look(store).survey.garbage)
+    assert "runs/tiny-1.json" not in look(store).garbage
+    assert not any(place(source) in name for name in look(store).garbage)
     store.now += lease.TTL + 1
-    assert "runs/tiny-1.json" in look(store).survey.garbage
+    assert "runs/tiny-1.json" in look(store).garbage
 
 
 def test_nothing_under_a_live_lease_is_garbage(store):
@@ -99,9 +99,9 @@ def test_nothing_under_a_live_lease_is_garbage(store):
     store.put(f"{place(manifest)}/files/upload/data", b"half")
     store.now += 40 * DAY
     held = acquire(store, manifest)
-    assert look(store).survey.garbage == {}
+    assert look(store).garbage == {}
     held.release()
-    assert f"{place(manifest)}/files/upload/" in look(store).survey.garbage
+    assert f"{place(manifest)}/files/upload/" in look(store).garbage
 
 
 def test_a_manifest_that_came_too_late_goes_with_its_files(store):
@@ -113,9 +113,9 @@ def test_a_manifest_that_came_too_late_goes_with_its_files(store):
     store.put(other.files[0].key, b"other")
     store.put(aside, other.to_json())
     store.now += DAY - HOUR
-    assert look(store).survey.garbage == {}
+    assert look(store).garbage == {}
     store.now += 2 * HOUR
-    assert set(look(store).survey.garbage) == {aside, f"{place(manifest)}/files/b/"}
+    assert set(look(store).garbage) == {aside, f"{place(manifest)}/files/b/"}
     gc_until_clean(store)
     assert not {aside, other.files[0].key} & store.names()
     assert manifest.files[0].key in store.names()
@@ -140,7 +140,7 @@ def test_a_redo_counter_stays_for_ever(store):
     gc_until_clean(store)
     gc_until_clean(store)
     assert store.names(f"{old.ref.prefix}/") - {old.ref.lease_key} == {old.ref.redo_key}
-    assert look(store).survey.inventory.unknown == 0
+    assert look(store).inventory.unknown == 0
 
 
 def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store):
@@ -148,7 +148,7 @@ def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store):
     store.put(f"{root}step-0000010/o-1/model", b"x")
     store.put(f"{root}step-0000010/COMMIT.json", b"x")
     store.now += 29 * DAY
-    assert look(store).survey.garbage == {}
+    assert look(store).garbage == {}
     store.now += 2 * DAY
     gc_until_clean(store)
     assert not store.names(root)
@@ -201,12 +201,12 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     with pin(store, [manifest.ref], why="accept", log=print, pause=lambda seconds: None):
         (key,) = store.names(PINS)
         data = store.get(key)
-        assert look(store).survey.garbage == {}
+        assert look(store).garbage == {}
     assert store.names(PINS) == set()
-    assert len(look(store).survey.garbage) == 5
+    assert len(look(store).garbage) == 5
     store.put(key, data)  # as if it had been killed
     store.now += 29 * DAY
-    assert look(store).survey.garbage == {}
+    assert look(store).garbage == {}
     store.now += 2 * DAY
     gc_until_clean(store)
     assert store.names("gc/pins/") == set()
@@ -226,7 +226,7 @@ def test_keys_that_are_not_ours_are_left_alone(store):
     store.now += 300 * DAY
     gc_until_clean(store)
     assert foreign <= store.names()
-    assert look(store).survey.inventory.unknown == len(foreign)
+    assert look(store).inventory.unknown == len(foreign)
 
 
 def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store):
@@ -271,7 +271,7 @@ def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(store,
     point(store, "main", "tiny-1")
     acquire(store, manifest)
     store.put(f"{PINS}1.json", encode_record({"artifacts": [], "why": ""}, format=1))
-    assert look(store).survey.deletable
+    assert look(store).deletable
     key = damage(store)
     store.put(key, data)
     for command in (look, gc):

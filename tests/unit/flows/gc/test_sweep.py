@@ -38,8 +38,8 @@ def test_what_was_written_again_since_it_was_marked_waits_anew(store):
     store.now += 2 * DAY
     put_whole(store, manifest)
     store.now += DAY + HOUR
-    assert look(store).survey.deletable == {}
-    assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
+    assert look(store).deletable == {}
+    assert f"{place(manifest)}/manifest.json" in look(store).garbage
 
 
 def test_an_attempt_is_as_young_as_its_youngest_file(store):
@@ -50,7 +50,7 @@ def test_an_attempt_is_as_young_as_its_youngest_file(store):
     gc(store)
     store.now += 2 * DAY
     store.put(f"{place(manifest)}/files/dead/a", b"half")
-    assert look(store).survey.deletable == {}
+    assert look(store).deletable == {}
 
 
 def test_what_is_in_use_again_loses_its_mark(store):

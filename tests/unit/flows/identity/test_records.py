@@ -32,7 +32,8 @@ def manifest_of_other_fields(store: LocalStore) -> object:
 
 def manifest_that_contradicts_itself(store: LocalStore) -> object:
     tree = decode_record(make_manifest("sft").to_json(), format=FORMAT, where="here")
-    return Manifest.from_tree({**tree, "stage": "rl"}, where=store.url)
+    data = encode_record({**tree, "stage": "rl"}, format=FORMAT)
+    return Manifest.from_json(data, where=store.url)
 
 
 def lease_of_other_fields(store: LocalStore) -> object:
