@@ -30,7 +30,7 @@ from flows.artifacts.checkpoint_records import (
     open_record,
     open_whole,
 )
-from flows.artifacts.transfer import fetch_or_fault
+from flows.artifacts.transfer import fetch_file
 from flows.identity.manifest import File
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
@@ -321,9 +321,7 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
             path.parent.mkdir(parents=True, exist_ok=True)
             # The job appends to its records: a hard link would change the store's object.
             is_record = file.path in _RECORDS
-            of = f"checkpoint step {found.step}"
-            if fault := fetch_or_fault(store, file, path, of=of, private=is_record):
-                raise ArtifactError(f"{file.key} {fault}")
+            fetch_file(store, file, path, of=f"checkpoint step {found.step}", private=is_record)
             with path.open("rb") as fetched:
                 os.fsync(fetched.fileno())  # before the rename that makes the directory count
         write_json(fresh / COMMIT, found.commit)

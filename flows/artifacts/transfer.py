@@ -121,6 +121,8 @@ def fetch_verified(
     bytes are damaged or gone.
     """
 
+    hint = repair_of(store, manifest)
+
     def fetch_one(place: Place, on_bytes: OnBytes) -> None:
         file, path = place
         staged = scratch / scratch_name(file)
@@ -129,7 +131,9 @@ def fetch_verified(
         if cached is not None and _copy_whole(file, cached / file.path, staged):
             on_bytes(file.size)
         elif find_fault(file, staged) is not None:  # else an earlier transfer has left it whole
-            fetch_file(store, manifest, file, staged, private=private, on_bytes=on_bytes)
+            fetch_file(
+                store, file, staged, of=manifest.name, hint=hint, private=private, on_bytes=on_bytes
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         staged.replace(path)  # in one step: a process that reads the old file keeps it
 
@@ -141,64 +145,49 @@ def fetch_verified(
 
 def fetch_file(
     store: Store,
-    manifest: Manifest,
-    file: File,
-    path: Path,
-    *,
-    private: bool = False,
-    on_bytes: OnBytes = ignore_bytes,
-) -> None:
-    """Fetch one file of an artifact to `path`, verified. Raises ArtifactError, StoreError."""
-    fault = fetch_or_fault(store, file, path, of=manifest.name, private=private, on_bytes=on_bytes)
-    if fault is not None:
-        raise damaged(store, manifest, file, fault)
-
-
-def fetch_or_fault(
-    store: Store,
     file: File,
     path: Path,
     *,
     of: str,
+    hint: str | None = None,
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
-) -> str | None:
-    """Do as `fetch_file`, but return what is wrong with the store's own object.
+) -> None:
+    """Fetch one file to `path`, verified. `of` is what it belongs to, for errors.
 
-    Then `path` does not exist. None means that the file is whole. `of` is what the file belongs to,
-    for errors. Raises ArtifactError if the damage happens on the way.
+    Raises StoreError, and ArtifactError: with `hint` if the store's own object is wrong, with
+    another one if the damage happens on the way. Then `path` does not exist.
     """
+    name = f"{file.path} of {of} ({store.url}/{file.key})"
     faults: list[str] = []
     for _ in range(TRIES):
         try:
             store.fetch(file.key, path, size=file.size, on_bytes=on_bytes)
         except (ObjectNotFound, BadObject) as error:
-            return error.fault
+            raise ArtifactError(f"{name} {error.fault}", hint=hint) from error
         if private:
             _own(path)
         fault = find_fault(file, path)
         if fault is None:
-            return None
+            return
         path.unlink(missing_ok=True)  # or the next try could resume the damaged file
         faults.append(fault)
     # A damaged object gives the same wrong bytes each time; a damaged path gives others.
-    if len(set(faults)) > 1:
-        raise ArtifactError(
-            f"{_name_in(store, of, file)} came out wrong {TRIES} times, not twice the same: "
-            f"it {faults[-1]}",
-            hint="the network or a disk on the way damages data; when that is mended, run the same "
-            "command again",
-        )
-    return faults[-1]
+    if len(set(faults)) == 1:
+        raise ArtifactError(f"{name} {faults[-1]}", hint=hint)
+    raise ArtifactError(
+        f"{name} came out wrong {TRIES} times, not twice the same: it {faults[-1]}",
+        hint="the network or a disk on the way damages data; when that is mended, run the same "
+        "command again",
+    )
 
 
-def damaged(store: Store, manifest: Manifest, file: File, fault: str) -> ArtifactError:
-    """Return the error for a file whose object in the store is not what the manifest says."""
-    return ArtifactError(
-        f"{_name_in(store, manifest.name, file)} {fault}",
-        hint="the store's copy is damaged; if another store has a whole one, `nanochat push "
-        f"{manifest.name} --verify --to {store.url} --store THE-OTHER` mends it, and `nanochat run "
-        f"PROFILE --force {manifest.stage}` builds another one; move tags to its run",
+def repair_of(store: Store, manifest: Manifest) -> str:
+    """Return the hint for a file whose object in the store is not what the manifest says."""
+    return (
+        "the store's copy is damaged; if another store has a whole one, remove this one, and "
+        f"`nanochat push {manifest.name} --to {store.url} --store THE-OTHER` sends it; `nanochat "
+        f"run PROFILE --force {manifest.stage}` builds another artifact; move tags to its run"
     )
 
 
@@ -269,7 +258,3 @@ def scratch_name(file: File) -> str:
     """Return a file's name in the scratch directory: the same each time, so transfers resume."""
     # With the path: equal files of one artifact may share an object, and are fetched side by side.
     return hashlib.sha256(f"{file.key}\0{file.path}".encode()).hexdigest()[:32]
-
-
-def _name_in(store: Store, of: str, file: File) -> str:
-    return f"{file.path} of {of} ({store.url}/{file.key})"

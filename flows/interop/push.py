@@ -1,9 +1,8 @@
 """Copy artifacts from one store to another: verified while read, manifests last.
 
-Objects that the target has in the right size are not sent again, so an interrupted push resumes;
-their contents are compared only with `verify`. Files go first, then the manifest, byte for byte the
-same, by put-if-absent, then the run's record and the tag: a reader of the target finds a complete
-artifact or none.
+Objects that the target has in the right size are not sent again, so an interrupted push resumes.
+Files go first, then the manifest, byte for byte the same, by put-if-absent, then the run's record
+and the tag: a reader of the target finds a complete artifact or none.
 """
 
 import uuid
@@ -26,9 +25,9 @@ from flows.artifacts.revocations import (
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
     fetch_file,
-    fetch_or_fault,
     find_fault,
     find_sizes,
+    repair_of,
     scratch_name,
     transfer_each,
 )
@@ -40,8 +39,8 @@ from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError
 
 Item: TypeAlias = tuple[Manifest, File]
-# Shows a transfer's progress: takes its kind and bytes in all, yields a callback for bytes done.
-Watch: TypeAlias = Callable[[str, int], AbstractContextManager[OnBytes]]
+# Shows a transfer's progress: takes its bytes in all, yields a callback for bytes done.
+Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ class Lacking:
     manifests: tuple[Manifest, ...]  # to be put, or present with the same bytes
     items: tuple[Item, ...]  # files to be sent, each once
     there: tuple[Item, ...]  # files that the store has
-    damaged: int  # files to be sent that the store has with other contents
+    damaged: int  # files to be sent that the store has in another size
     adopted: tuple[Manifest, ...]  # the other store's own of the same fingerprints: not replaced
 
     @property
@@ -130,14 +129,13 @@ def push(
     watch: Watch,
     log: Log,
     pause: Pause,
-    verify: bool = False,
 ) -> Pushed:
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
-    An object of the right size counts as present, unless `verify` is set: then all are read, and
-    those that differ are sent. Files pass through `scratch`, as hard links where the source is a
-    directory on the same disk; what an interrupted push left there is used. Raises StoreError, and
-    ArtifactError with the file's name if the source's own bytes are damaged or gone.
+    An object of the right size counts as present. Files pass through `scratch`, as hard links where
+    the source is a directory on the same disk; what an interrupted push left there is used. Raises
+    StoreError, and ArtifactError with the file's name if the source's own bytes are damaged or
+    gone.
     """
     target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
@@ -146,14 +144,11 @@ def push(
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
         scratch.mkdir(parents=True, exist_ok=True)
-        if verify:
-            with watch("verify", sum(file.size for _, file in lacking.there)) as on_bytes:
-                lacking = add_damaged(target, lacking, scratch=scratch, on_bytes=on_bytes)
         # Before the manifests: no reader of the target may see an artifact that was made from a
         # revoked one as valid.
         for revoked in chosen.revoked:
             _put_revocation(source, target, revoked)
-        with watch("push", lacking.size) as on_bytes:
+        with watch(lacking.size) as on_bytes:
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
                 published = commit(
@@ -197,31 +192,6 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
         there=tuple(item for item, size in found if size == item[1].size),
         damaged=sum(size not in (None, item[1].size) for item, size in found),
         adopted=tuple(adopted),
-    )
-
-
-def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnBytes) -> Lacking:
-    """Read all files that the target has, and add those with other contents to what it lacks.
-
-    Raises ArtifactError if a file reads differently each time, so that its contents are unknown.
-    """
-
-    def find_fault_of(item: Item, on_bytes: OnBytes) -> str | None:
-        path = scratch / f"there-{scratch_name(item[1])}"  # another name than the source's copy
-        try:
-            manifest, file = item
-            return fetch_or_fault(target, file, path, of=manifest.name, on_bytes=on_bytes)
-        finally:
-            path.unlink(missing_ok=True)
-
-    faults = transfer_each(find_fault_of, lacking.there, on_bytes=on_bytes)
-    found = list(zip(lacking.there, faults, strict=True))
-    differing = [item for item, fault in found if fault is not None]
-    return replace(
-        lacking,
-        items=(*lacking.items, *differing),
-        there=tuple(item for item, fault in found if fault is None),
-        damaged=lacking.damaged + len(differing),
     )
 
 
@@ -287,7 +257,10 @@ def _send_files(
         if find_fault(file, path) is not None:
             # Progress counts uploaded bytes only. The callback is called with 0 here because it is
             # also where a transfer is cancelled.
-            fetch_file(source, manifest, file, path, on_bytes=lambda count: on_bytes(0))
+            hint = repair_of(source, manifest)
+            fetch_file(
+                source, file, path, of=manifest.name, hint=hint, on_bytes=lambda count: on_bytes(0)
+            )
         target.upload(file.key, path, on_bytes=on_bytes)
         path.unlink()  # last: until then a push that is interrupted resumes with this copy
 

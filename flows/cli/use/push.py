@@ -11,8 +11,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note, print_warning
-from flows.cli.progress import count_of, describe_transfer, show_bytes
+from flows.cli.output import (
+    count_of,
+    describe_transfer,
+    print_lines,
+    print_note,
+    print_warning,
+    show_bytes,
+)
 from flows.interop.push import Chosen, Pushed, choose
 from flows.interop.push import push as push_artifacts
 from flows.leases import file_lock
@@ -33,12 +39,6 @@ def push(
         ),
     ],
     to: Annotated[str | None, Parameter(help="URL of the store they go to.")] = None,
-    verify: Annotated[
-        bool,
-        Parameter(
-            negative="", help="Read what the other store has, and replace what is damaged there."
-        ),
-    ] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
@@ -70,15 +70,14 @@ def push(
                 target,
                 chosen,
                 scratch=scratch,
-                watch=lambda what, size: show_bytes(size, what=what),
+                watch=functools.partial(show_bytes, what="push"),
                 log=print_note,
                 pause=time.sleep,
-                verify=verify,
             )
     except KeyboardInterrupt:
         print_note("interrupted; the same command resumes from here")
         raise
-    print_lines(_lines(chosen, pushed, to, time.monotonic() - began, verify=verify))
+    print_lines(_lines(chosen, pushed, to, time.monotonic() - began))
     return 0
 
 
@@ -103,9 +102,7 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
             scratch.rmdir()
 
 
-def _lines(
-    chosen: Chosen, pushed: Pushed, to: str, seconds: float, *, verify: bool
-) -> Sequence[str]:
+def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
     """Return the lines that say what was sent, adopted, moved and replaced."""
     ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
     lines: list[str] = []
@@ -122,12 +119,10 @@ def _lines(
     lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
     what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
-    # With --verify most of the time went into reading, so a speed would mislead.
-    took = "" if verify else describe_transfer(lacking.size, seconds)
+    took = describe_transfer(lacking.size, seconds)
     there = ""
     if lacking.there:
         there = f"; {count_of(len(lacking.there), 'file')} there already"
-        there += ", verified" if verify else ""
     if lacking.damaged:
         there += f"; {count_of(lacking.damaged, 'damaged file')} replaced"
     lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")

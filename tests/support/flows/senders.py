@@ -30,7 +30,7 @@ class Sink(CountingStore):
         super().upload(key, path, on_bytes=on_bytes)
 
 
-def unseen(what: str, size: int) -> AbstractContextManager[OnBytes]:
+def unseen(size: int) -> AbstractContextManager[OnBytes]:
     return contextlib.nullcontext(ignore_bytes)
 
 
@@ -39,7 +39,6 @@ def send(
     target: Store,
     *references: str,
     scratch: Path | None = None,
-    verify: bool = False,
     watch: Watch = unseen,
     said: list[str] | None = None,
 ) -> Pushed:
@@ -57,7 +56,6 @@ def send(
         watch=watch,
         log=lambda text: None if said is None else said.append(text),
         pause=pause,
-        verify=verify,
     )
 
 

@@ -103,7 +103,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(source, target, artifac
         send(source, target, "tiny", scratch=tmp_path / "scratch")
     assert f"{source.url}/{file.key}" in str(caught.value)
     assert "--force sft" in (caught.value.hint or "")
-    assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
+    assert f"`nanochat push {artifacts[1].name} --to" in (caught.value.hint or "")
     assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) is None
     with pytest.raises(ObjectNotFound):
         target.head(file.key)

@@ -138,14 +138,14 @@ def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(tmp_path, 
     file = manifest.files[2]
     for name in ("mine", "resumed"):
         if name == "resumed":  # a process that was killed left the store's own file in scratch
-            fetch_file(store, manifest, file, tmp_path / "scratch" / scratch_name(file))
+            fetch_file(store, file, tmp_path / "scratch" / scratch_name(file), of="rows")
         places = [(file, tmp_path / name)]
         fetch_verified(store, manifest, places, scratch=tmp_path / "scratch", private=True)
         assert (tmp_path / name).stat().st_nlink == 1
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
         (tmp_path / name).write_bytes(b"mine")
         assert store.get(file.key) == b"123456"
-    fetch_file(store, manifest, file, tmp_path / "shared")
+    fetch_file(store, file, tmp_path / "shared", of="rows")
     assert (tmp_path / "shared").stat().st_nlink == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
-from flows.cli.progress import QUIET_BYTES, describe_transfer, show_bytes
+from flows.cli.output import QUIET_BYTES, describe_transfer, show_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from tests.support.flows.rows import publish_files
@@ -134,15 +134,6 @@ def test_push_prints_in_which_store_a_tag_was_moved(store, terminal, to):
     terminal.shows("push", "main", "--to", to)
 
 
-def test_push_verify_mends_what_is_damaged_in_the_other_store(sft, terminal, to):
-    words = ("push", "tiny", "--to", to, "--verify")
-    terminal.shows(*words)
-    open_store(to).put(sft.files[0].key, b"[]")
-    terminal.shows(*words)
-    terminal.shows(*words)
-    assert open_store(to).get(sft.files[0].key) == b"{}"
-
-
 @pytest.mark.usefixtures("sft")
 def test_what_another_push_left_on_its_way_does_not_end_this_one_in_an_error(
     store, tmp_path, terminal, to
@@ -169,7 +160,7 @@ def test_push_refuses_what_makes_no_sense(store, tmp_path, terminal, to):
 
 
 def test_a_long_transfer_prints_now_and_then_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr("flows.cli.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("flows.cli.output.SLOW_SECONDS", 0.0)
     with show_bytes(2 * QUIET_BYTES, what="sft/1a2b3c") as on_bytes:
         on_bytes(QUIET_BYTES)
         on_bytes(QUIET_BYTES)
