@@ -64,16 +64,13 @@ def _after(names: Sequence[str], stages: Sequence[Stage]) -> Iterator[str]:
     return (stage.name for stage in stages if stage.name in later - set(names))
 
 
-def changed_settings(
-    profile: str, *, depth: int | None = None, overrides: Sequence[str] = ()
-) -> dict[str, Tree]:
-    """Return the settings that `overrides` change, by dotted name, with their new values.
+def changed_settings(request: RunRequest) -> dict[str, Tree]:
+    """Return the settings that a request's overrides change, by dotted name, with their new values.
 
     Raises ConfigError for an unknown profile or setting, or a wrong value.
     """
-    before, after = (
-        dict(single_settings(_run(profile, depth, each).tree())) for each in ((), overrides)
-    )
+    runs = (_run(request.profile, request.depth, each) for each in ((), request.overrides))
+    before, after = (dict(single_settings(run.tree())) for run in runs)
     return {name: value for name, value in after.items() if value != before[name]}
 
 
@@ -86,31 +83,23 @@ def single_settings(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{name}", value
 
 
-def default_name(
-    profile: str,
-    *,
-    depth: int | None = None,
-    overrides: Sequence[str] = (),
-    use: Sequence[str] = (),
-    until: str | None = None,
-) -> str:
+def default_name(request: RunRequest) -> str:
     """Return the name of a run that was given none; the same settings give the same name.
 
     The profile's own settings give the profile's name, another depth tiny-d4, other settings or
     pinned artifacts tiny-1a2b3c, a last stage tiny-until-pretrain: an experiment or a part must not
-    take the name of the profile's model.
-    Raises ConfigError like `changed_settings`.
+    take the name of the profile's model. Raises ConfigError like `changed_settings`.
     """
-    name = profile
-    if name in PROFILES and not (overrides or use or until or depth is not None):
+    name, depth, use = request.profile, request.depth, request.use
+    if name in PROFILES and not (request.overrides or use or request.until or depth is not None):
         return name
-    changed = changed_settings(profile, depth=depth, overrides=overrides)
+    changed = changed_settings(request)
     if changed or use:
         text = json.dumps([changed, sorted(use)], sort_keys=True)
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
-    if depth not in (None, PROFILES[profile]().run.model.depth):
+    if depth not in (None, PROFILES[request.profile]().run.model.depth):
         name += f"-d{depth}"
-    return part_name(name, until)
+    return part_name(name, request.until)
 
 
 def part_name(name: str, until: str | None) -> str:
@@ -120,13 +109,7 @@ def part_name(name: str, until: str | None) -> str:
 
 def name_of(request: RunRequest) -> str:
     """Return the name of a requested run. Raises ConfigError like `changed_settings`."""
-    return request.run_name or default_name(
-        request.profile,
-        depth=request.depth,
-        overrides=request.overrides,
-        use=request.use,
-        until=request.until,
-    )
+    return request.run_name or default_name(request)
 
 
 def check_name_of(request: RunRequest) -> str:

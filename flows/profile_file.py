@@ -15,7 +15,6 @@ null: "null" stands for it, and a group in a list may leave it out.
 
 import json
 import math
-import os
 import tomllib
 import types
 import typing
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from flows.overrides import changed_settings, single_settings
-from flows.profiles import open_profile
-from flows.run_request import SOURCES, RunRequest, text_settings
+from flows.profiles import open_profile, setting_types
+from flows.run_request import RunRequest, absolute_text, text_settings
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
@@ -47,7 +46,8 @@ def read_profile_file(path: Path, *, depth: int | None = None) -> RunRequest:
         if profile is None:
             raise ConfigError("it names no profile", hint='its first line is like profile = "tiny"')
         _check_depth(tree, depth)
-        changed = changed_settings(profile, depth=depth, overrides=_overrides(tree, path.parent))
+        overrides = tuple(_overrides(tree, path.parent))
+        changed = changed_settings(RunRequest(profile=profile, depth=depth, overrides=overrides))
         if keys["data"] is not None:
             changed |= _text(changed, keys["data"], path.parent)
     except ConfigError as error:
@@ -96,11 +96,11 @@ def _check_depth(tree: Mapping[str, Any], depth: int | None) -> None:
 
 
 def _overrides(tree: Mapping[str, Any], folder: Path) -> list[str]:
-    settings = dict(single_settings(tree))
+    settings, kinds = dict(single_settings(tree)), setting_types()
     for name, value in settings.items():
         settings[name] = _below(folder, name, value, source=settings.get("shards.source"))
     return [
-        f"{name}={_as_override(_with_nulls(_type_of(name), value))}"
+        f"{name}={_as_override(_with_nulls(kinds.get(name), value))}"
         for name, value in settings.items()
     ]
 
@@ -122,9 +122,7 @@ def _with_path(folder: Path, dataset: Any) -> Any:
 
 
 def _absolute(folder: Path, path: Any) -> Any:
-    if not isinstance(path, str) or path == "null":
-        return path
-    return os.path.abspath(folder / Path(path).expanduser())
+    return absolute_text(path, folder) if isinstance(path, str) and path != "null" else path
 
 
 def _as_override(value: Any) -> str:
@@ -140,17 +138,7 @@ def _text(changed: Mapping[str, Tree], data: str, folder: Path) -> dict[str, str
                 f"{name} is set twice: by data, and to {changed[name]}",
                 hint="leave one of them out",
             )
-    return text_settings(data if data.startswith(tuple(SOURCES)) else _absolute(folder, data))
-
-
-def _type_of(dotted: str) -> Any:
-    """Return the declared type of a setting; None if there is no such setting."""
-    kind: Any = RunConfig
-    for name in dotted.split("."):
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
-            return None
-        kind = typing.get_type_hints(kind).get(name)
-    return kind
+    return text_settings(absolute_text(data, folder))
 
 
 def _with_nulls(kind: Any, value: Any) -> Any:
@@ -199,14 +187,14 @@ def resolved_settings(request: RunRequest) -> dict[str, Tree]:
     """Return all settings of a run as a tree. Raises ConfigError."""
     profile, depth, overrides = request.profile, request.depth, request.overrides
     tree = open_profile(profile, depth=depth, overrides=overrides, snapshots=False).run.tree()
-    if _COMPUTED not in changed_settings(profile, depth=depth, overrides=overrides):
+    if _COMPUTED not in changed_settings(request):
         cast("dict[str, Tree]", tree["shards"]).pop("snapshot")
     return tree
 
 
 def _lines(request: RunRequest) -> Iterator[str]:
     tree, profile = resolved_settings(request), request.profile
-    changed = changed_settings(profile, depth=request.depth, overrides=request.overrides)
+    changed = changed_settings(request)
     yield f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml"
     yield "# A setting that is left out has the profile's value. docs/reference/config.md has all."
     yield f"profile = {_value(profile)}"

@@ -5,8 +5,10 @@
 single stages have parameters of the same declarations; `shared` passes the values on.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -311,6 +313,11 @@ def request_of(kind: type[_Request], parameters: Mapping[str, Any]) -> _Request:
     # An emptied field sends nothing, which means the deployment's pool: "none" asks for none.
     pool = {"pool": None} if parameters.get("pool") == NO_POOL else {}
     return kind(**{**parameters, **pool})
+
+
+def absolute_text(data: str, folder: Path = Path()) -> str:
+    """Return a text's address; of a path, which is relative to `folder`, the absolute one."""
+    return data if data[:5] in SOURCES else os.path.abspath(folder / Path(data).expanduser())
 
 
 def text_settings(data: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ from flows.cli.use.chat_session import ChatSession, Sampling
 from flows.compare.query import query_store
 from flows.compare.tables import METRICS
 from flows.identity.manifest import Manifest
-from flows.interop.hub_model import name_in_store
+from flows.interop.import_model import name_in_store
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 

@@ -173,13 +173,13 @@ def fetch_file(
         path.unlink(missing_ok=True)  # or the next try could resume the damaged file
         faults.append(fault)
     # A damaged object gives the same wrong bytes each time; a damaged path gives others.
-    if len(set(faults)) == 1:
-        raise ArtifactError(f"{name} {faults[-1]}", hint=hint)
-    raise ArtifactError(
-        f"{name} came out wrong {TRIES} times, not twice the same: it {faults[-1]}",
-        hint="the network or a disk on the way damages data; when that is mended, run the same "
-        "command again",
-    )
+    if len(set(faults)) > 1:
+        raise ArtifactError(
+            f"{name} came out wrong {TRIES} times, not twice the same: it {faults[-1]}",
+            hint="the network or a disk on the way damages data; when that is mended, run the same "
+            "command again",
+        )
+    raise ArtifactError(f"{name} {faults[-1]}", hint=hint)
 
 
 def repair_of(store: Store, manifest: Manifest) -> str:

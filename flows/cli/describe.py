@@ -1,10 +1,11 @@
 """Describe one artifact for `nanochat ls` and `nanochat plan PROFILE STAGE`: how it came about."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from flows.artifacts.revocations import Revoked, accepted_from
-from flows.cli.output import age
-from flows.cli.progress import count_of
+from flows.cli.output import age, count_of
 from flows.identity.manifest import Facts, File, Manifest
 from flows.identity.ref import short
 from flows.render.paired import rows_of
@@ -37,6 +38,16 @@ def describe(
         if files:
             yield from ("", f"{count_of(len(files), what)}, {sum(f.size for f in files):,} bytes:")
             yield _files(files)
+
+
+def artifact_tree(manifest: Manifest) -> dict[str, Any]:
+    """Return what is in an artifact, as JSON values."""
+    return {
+        "digest": manifest.digest,
+        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
+        "files": [asdict(file) for file in manifest.files],
+        "logs": [asdict(file) for file in manifest.logs],
+    }
 
 
 def _files(files: Sequence[File]) -> Table:

@@ -6,10 +6,8 @@ from typing import Any
 
 from flows.artifacts.names import open_model
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_note, print_warning
-from flows.cli.progress import show_bytes
-from flows.interop import hub_model
-from flows.interop.import_model import import_model
+from flows.cli.output import print_note, print_warning, show_bytes
+from flows.interop import import_model as interop
 from infra.storage.base import Store
 from nanochat_core.interop.hub_files import is_on_hub
 
@@ -37,10 +35,10 @@ def name_in_store(
     }
     if is_foreign and model.startswith(_DIRECTORIES):
         path = Path(model).expanduser().absolute()
-        name = f"local-{hub_model.NOT_IN_NAMES.sub('-', path.name)}"
-        done = import_model(store, path, name=name, **options)
+        name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
+        done = interop.import_model(store, path, name=name, **options)
         return f"{done.model.stage}@{done.run.name}"
-    return hub_model.name_in_store(store, model, **options)
+    return interop.name_in_store(store, model, **options)
 
 
 def open_named_model(where: StoreOptions, model: str) -> Path:

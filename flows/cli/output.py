@@ -4,17 +4,21 @@ Colour is left out under NO_COLOR and where the output is not a terminal, so no 
 its colour. Lines are written without rich, whose import takes as long as planning a run does.
 """
 
+import contextlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.table import Table
-from flows.render.text import ago, escaped, one_line, visible
+from flows.render.text import ago, duration, escaped, one_line, size, visible
+from infra.polling import SLOW_SECONDS
+from infra.storage.base import OnBytes, ignore_bytes
 from nanochat_core.errors import NanochatError
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ _CODES = {
     **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"},
     **{"magenta": "35", "cyan": "36"},
 }
+QUIET_BYTES = 16_000_000  # a smaller transfer takes about a second and shows nothing
 _WIDTH = 80  # columns of a terminal that does not say
 _COLOURLESS = ("dumb", "unknown")  # values of TERM
 
@@ -188,3 +193,72 @@ def print_unread(unread: Sequence[str]) -> None:
 def print_mistake(error: NanochatError) -> None:
     """Print an error that the user can act on."""
     print_error(str(error), hint=error.hint)
+
+
+# Progress of long transfers: a bar on a terminal, a line every 5 s elsewhere.
+
+
+@contextlib.contextmanager
+def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
+    """Show how many of `total` bytes are transferred; yield the callback that counts them."""
+    # A bar that appears and vanishes within a second is only flicker.
+    if total < QUIET_BYTES:
+        yield ignore_bytes
+        return
+    console = screen(stderr=True)
+    if not console.is_terminal:
+        yield _lines(total, what)
+        return
+    # Imported here: slow, and most commands show no bar.
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        refresh_per_second=4,
+    ) as bars:
+        bar = bars.add_task(what, total=total)
+        yield lambda count: bars.advance(bar, count)
+
+
+def count_of(number: int, what: str) -> str:
+    """Return a number with its noun: 1 file, 2 files."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def describe_transfer(count: int, seconds: float) -> str:
+    """Return a transfer's time and speed; "" for one too small to measure."""
+    if count < QUIET_BYTES or seconds <= 0:
+        return ""
+    return f", in {duration(seconds)}, {size(round(count / seconds))}/s"
+
+
+def _lines(total: int, what: str) -> OnBytes:
+    """Return a callback that counts bytes and logs the progress every 5 s."""
+    lock = threading.Lock()  # several transfer threads report their bytes
+    began = shown = time.monotonic()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done, shown
+        with lock:
+            done += count
+            now = time.monotonic()
+            if now - shown >= SLOW_SECONDS:
+                shown = now
+                speed = size(round(done / (now - began)))
+                print_note(f"{what}: {size(done)} of {size(total)}, {speed}/s")
+
+    return advance

@@ -1,7 +1,6 @@
 """Make and plan the request of a command: of a profile, its TOML file, or a recorded run."""
 
 import contextlib
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from flows.cli.output import print_warning
 from flows.overrides import name_of, part_name
 from flows.plan.planned import Planned, plan_run
 from flows.profiles import PROFILES, is_profile_file
-from flows.run_request import SOURCES, RunRequest, shared
+from flows.run_request import RunRequest, absolute_text, shared
 from infra.near import suggest
 from nanochat_core.errors import ConfigError, NanochatError
 
@@ -27,7 +26,7 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     given: dict[str, Any] = shared(RunRequest, where) | what | {"profile": profile}
     given |= {"store": where.store_url, "place": where.place_settings}
     request = RunRequest(**given)
-    request = replace(request, data=absolute_text(request.data)).resolved
+    request = replace(request, data=request.data and absolute_text(request.data)).resolved
     if profile in PROFILES:
         return request
     if not is_profile_file(profile):
@@ -48,13 +47,6 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
         overrides=(*kept, *request.overrides),
         run_name=request.run_name or (file.run_name and part_name(file.run_name, request.until)),
     )
-
-
-def absolute_text(data: str | None) -> str | None:
-    """Return the text of --data, a path as an absolute one."""
-    if data is None or data.startswith(tuple(SOURCES)):
-        return data
-    return os.path.abspath(Path(data).expanduser())
 
 
 def plan_request(

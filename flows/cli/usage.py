@@ -1,8 +1,7 @@
 """Wrong words on the command line as errors in our form: one line and a hint."""
 
-import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 from cyclopts.exceptions import (
@@ -52,7 +51,7 @@ _USES = {
     "a setting": "run tiny --set {}",
 }
 _RESUMING = ("run", "sweep", "miniseries")  # given again, they continue
-_NEAR_OPTION = 0.8  # likeness; --steps has 0.71 with --store
+_NEAR_OPTION = 0.75  # likeness; --steps has 0.71 with --store
 _MAX_SHOWN = 3  # settings
 
 
@@ -67,11 +66,12 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         if option == "--resume" and (error.command_chain or ("",))[0] in _RESUMING:
             hint = "leave it out: the same command resumes"
         else:
-            hint = _near_option(option, names, error.root_input_tokens or ()) or help_hint
+            hint = _near_option(option, names) or help_hint
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        hint = _unexpected(error.unused_tokens[0], error) or help_hint
-        return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=hint)
+        word = error.unused_tokens[0]
+        hint = f"a setting is given like --set {word}" if "=" in word else help_hint
+        return ConfigError(f"unexpected argument '{word}'", hint=hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         if name.startswith("-"):
@@ -108,46 +108,12 @@ def _unknown_command(error: UnknownCommandError) -> ConfigError:
     return ConfigError(f"unknown command '{word}'", hint=hint)
 
 
-def _near_option(option: str, names: Sequence[str], given: Sequence[str]) -> str | None:
+def _near_option(option: str, names: Sequence[str]) -> str | None:
     """Return a hint: the option, or the settings, that are meant by an unknown option."""
     word = option.lstrip("-")
-    if near := nearest(f"--{word}", names, least=_NEAR_OPTION):
-        return f"did you mean {near[0]}?"
-    after = [*given, ""][given.index(option) + 1] if option in given else ""
-    value = next((each.partition("=")[2] for each in given if each.startswith(f"{option}=")), after)
-    value = value if value and not value.startswith("-") else "VALUE"
-    found = _with_words_of(word, names)
-    if "--set" in names:
-        settings = setting_types()
-        likely = _with_words_of(word, settings) or (nearest(word, settings) if "." in word else [])
-        found += [f"--set {name}={value}" for name in likely]
-    if "--place" in names:
-        found += [f"--place {name}={value}" for name in _with_words_of(word, SETTINGS)]
-    return f"did you mean {', '.join(found[:_MAX_SHOWN])}?" if found else None
-
-
-def _with_words_of(word: str, names: Iterable[str]) -> list[str]:
-    """Return the names that have all parts of `word`, such as num_steps of steps.
-
-    Only those with the fewest other parts.
-    """
-    wanted = _parts(word)
-    others = {name: len(_parts(name) - wanted) for name in names if wanted <= _parts(name)}
-    return [name for name, number in others.items() if number == min(others.values())]
-
-
-def _parts(name: str) -> set[str]:
-    return set(re.split(r"[-_.]", name.lstrip("-")))
-
-
-def _unexpected(word: str, error: CycloptsError) -> str | None:
-    """Return a hint for a word that a command does not take: the option that it belongs to."""
-    arguments = error.app.assemble_argument_collection() if error.app else ()
-    names = {name for argument in arguments for name in argument.names}
-    match kind_of(word):
-        case "a setting" if "--set" in names:
-            return f"a setting is given like --set {word}"
-        case "a stage" if "--stage" in names:
-            return f"a stage is given like --stage {word}"
-        case _:
-            return f"did you mean --{word}?" if f"--{word}" in names else None
+    found = nearest(f"--{word}", names, least=_NEAR_OPTION)[:1]
+    for flag, known in (("--set", [*setting_types()]), ("--place", SETTINGS)):
+        if flag in names and not found:
+            near = nearest(word.replace("-", "_"), known, least=_NEAR_OPTION)
+            found = [f"{flag} {name}=VALUE" for name in near[:_MAX_SHOWN]]
+    return f"did you mean {', '.join(found)}?" if found else None

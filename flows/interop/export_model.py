@@ -13,7 +13,7 @@ from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 
 Form: TypeAlias = Literal["hf", "nanochat", "safetensors"]
-_DTYPES = ("bf16", "fp32")
+Dtype: TypeAlias = Literal["bf16", "fp32"]  # not fp16: the residual stream leaves its range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,30 +25,25 @@ class Export:
     notes: tuple[str, ...]
 
 
-def check_export(to: Path, *, dtype: str) -> None:
-    """Raise ConfigError if `to` exists or cannot, or no model is exported in this precision."""
+def check_export(to: Path) -> None:
+    """Raise ConfigError if `to` exists or cannot."""
     if os.path.lexists(to):  # also a link to nothing, which no directory could replace
         raise ConfigError(f"{to} exists already", hint="name a directory that does not")
     above = next(path for path in to.absolute().parents if path.exists())
     if not above.is_dir():
         raise ConfigError(f"{above} is a file", hint="name a directory that is not below it")
-    if dtype not in _DTYPES:
-        why = ": relu^2 and the residual stream leave the range of fp16" if dtype == "fp16" else ""
-        raise ConfigError(
-            f"--dtype is '{dtype}'{why}", hint="bf16, which has fp32's range, or fp32"
-        )
 
 
 def export_model(
-    model: Path, to: Path, *, form: Form, dtype: str, card: Callable[..., str]
+    model: Path, to: Path, *, form: Form, dtype: Dtype, card: Callable[..., str]
 ) -> Export:
     """Write the model in the directory `model` as `form` into `to`, which must not exist yet.
 
-    `dtype` is that of the weights as hf: "bf16" or "fp32". `card` returns the text of README.md,
-    given `form`, the model's `era` and `is_own_code`: see `model_card`. Raises ModelError, and
-    ConfigError if `to` exists or the precision is another one.
+    `dtype` is that of the weights as hf. `card` returns the text of README.md, given `form`, the
+    model's `era` and `is_own_code`: see `model_card`. Raises ModelError, and ConfigError if `to`
+    exists.
     """
-    check_export(to, dtype=dtype)
+    check_export(to)
     with writing(to, ConfigError, hint="name another directory"):
         to.absolute().parent.mkdir(parents=True, exist_ok=True)
         # A temporary directory on the same file system, so that the rename at the end is atomic.
@@ -67,7 +62,7 @@ def export_model(
 
 
 def _write(
-    model: Path, to: Path, *, form: Form, dtype: str, card: Callable[..., str]
+    model: Path, to: Path, *, form: Form, dtype: Dtype, card: Callable[..., str]
 ) -> tuple[str, ...]:
     # Imported late: torch takes seconds, and `flows` is imported by every command.
     import torch

@@ -5,7 +5,9 @@ files alone: how they were made is unknown. A run with the chosen name is record
 model and its tokenizer and nothing else, so that sft@NAME finds it.
 """
 
+import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -24,6 +27,7 @@ from flows.artifacts.runs import (
     find_tag,
     new_run,
     new_run_id,
+    newest_runs,
     timestamp,
     write_run,
 )
@@ -34,8 +38,10 @@ from flows.stages import TOKENIZER
 from infra.storage.base import OnBytes, Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.interop.hub_files import HubModel, download_model, is_on_hub, pin_model
 from nanochat_core.section import Tree
 
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 _ROOM = "import-"  # prefix of temporary directories, followed by the process id
 IMPORTED = "(imported)"  # instead of a profile's name, none of which has parentheses
 # The directories in which nanochat stores its checkpoints, of both of its eras.
@@ -206,3 +212,57 @@ def _identify(stage: str, files: Path) -> Identity:
         "code": {},
     }
     return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+# Models that are addresses on the Hugging Face Hub: imported once for each commit.
+
+
+def name_in_store(
+    store: Store, model: str, *, is_foreign: bool = False, log: Log, **options: Any
+) -> str:
+    """Return the name by which the store has `model`; an address on the Hub is imported first.
+
+    Other names are returned as they are. The commit that the address means today is in the name of
+    the import's run, so the next command finds it without a download. With `is_foreign` a model
+    that only transformers can run is imported too. The other options are those of `import_model`.
+    Raises like `pin_model`, `download_model` and `import_model`.
+    """
+    if not is_on_hub(model):
+        return model
+    pinned = pin_model(model)
+    name = run_name(pinned)
+    for run in newest_runs(store, name):
+        for stage in KINDS.values():
+            if stage in run.stages:
+                return f"{stage}@{name}"
+    log(f"importing {pinned.address} into {store.url}")
+    try:
+        done = import_from_hub(store, pinned, name=name, is_foreign=is_foreign, log=log, **options)
+    except ConfigError as error:  # of a choice for which only `import` has options
+        again = f"with nanochat import {model} --name NAME"
+        error.hint = "; ".join(filter(None, (error.hint, again)))
+        raise
+    return f"{done.model.stage}@{name}"
+
+
+def import_from_hub(
+    store: Store,
+    model: HubModel,
+    *,
+    step: int | None = None,
+    is_foreign: bool = False,
+    log: Log,
+    **options: Any,
+) -> Import:
+    """Download a model and import it; the options are those of `import_model`."""
+    path = download_model(model, step=step, is_foreign=is_foreign, log=log)
+    options |= {"step": step, "is_foreign": is_foreign, "origin": {"address": model.address}}
+    return import_model(store, path, log=log, **options)
+
+
+def run_name(model: HubModel) -> str:
+    """Return the name of the run that imports a model at its commit: another for each address."""
+    words = NOT_IN_NAMES.sub("-", model.repository)
+    if model.folder:  # by a digest: a/b, a-b and a repository b of a owner's a- differ
+        words += f"-{hashlib.sha256(model.folder.encode()).hexdigest()[:8]}"
+    return f"hf-{words}-{model.commit[:12]}"

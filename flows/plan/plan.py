@@ -138,24 +138,16 @@ def make_plan(
     return Plan(store=store.url, stages=plans, unread=tuple(reads.unread))
 
 
+@dataclass(frozen=True)
 class _Planner:
     """A planner of single stages."""
 
-    def __init__(
-        self,
-        run: RunConfig,
-        store: Store,
-        work: Path,
-        placement: Placement | None,
-        code: Code,
-        reads: PlanReads,
-    ) -> None:
-        self._run = run
-        self._store = store
-        self._work = work
-        self._placement = placement
-        self._code = code
-        self._reads = reads
+    _run: RunConfig
+    _store: Store
+    _work: Path
+    _placement: Placement | None
+    _code: Code
+    _reads: PlanReads
 
     def look_at(
         self, stage: Stage, *, done: Mapping[str, StagePlan], wanted: frozenset[str]

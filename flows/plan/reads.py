@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from flows.artifacts import checkpoints
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
-from flows.artifacts.runs import find_whole_run, find_whole_runs, listed_runs
+from flows.artifacts.runs import Run, find_whole_run, listed_runs
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.identity.redo import RedoCounter, find_redo
@@ -30,30 +31,9 @@ from nanochat_core.errors import ArtifactError
 _LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be gone
 _RUNS = 4  # latest runs of the profile's name, of names that begin with it, and of others
 _T = TypeVar("_T")
-_Read: TypeAlias = Callable[[Store, ArtifactRef], _T]
-_RECORDS: tuple[_Read[Any], ...] = (find_redo, find_manifest, find_revocation)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Runs:
-    """The last runs of a profile."""
-
-    profiles: dict[str, str | None]  # by the id of the run, as far as known
-    refs: tuple[ArtifactRef, ...]  # of the profile's runs that were read, the latest first
-
-
-def _read_runs(store: Store, profile: str | None) -> _Runs:
-    listed = listed_runs(store)
-    own = [run for name, run in listed if name == profile]
-    alike = [run for name, run in listed if name.startswith(f"{profile}-")]
-    others = [run for _, run in listed if run not in {*own, *alike}]
-    chosen = [*own[:_RUNS], *alike[:_RUNS], *others[:_RUNS]] if profile else []
-    runs = find_whole_runs(store, chosen)
-    runs.sort(key=lambda run: run.started, reverse=True)
-    return _Runs(
-        profiles={run.run: run.profile for run in runs},
-        refs=tuple(ref for run in runs if run.profile == profile for ref in run.refs),
-    )
+_K = TypeVar("_K", ArtifactRef, str)
+_Read: TypeAlias = Callable[[Store, _K], _T]
+_RECORDS: tuple[_Read[ArtifactRef, Any], ...] = (find_redo, find_manifest, find_revocation)
 
 
 class PlanReads:
@@ -63,9 +43,8 @@ class PlanReads:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
         self._store = store
         self._profile = profile
-        self._known: dict[tuple[str, ArtifactRef], object] = {}
+        self._known: dict[tuple[str, ArtifactRef | str], object] = {}
         self._index = read_index(store)
-        self._runs: _Runs | None = None
         self._read_ahead(product(_RECORDS, self._newest_of([stage.name for stage in STAGES], 1)))
 
     def redo_of(self, recipe: ArtifactRef) -> RedoCounter:
@@ -96,11 +75,10 @@ class PlanReads:
         newest = list(islice(self._keep(refs, keep), count))
         if self._profile is None:
             return newest, newest
-        runs = self._read_runs()
-        refs = list(dict.fromkeys(ref for ref in runs.refs if ref.stage == stage))[:count]
+        found = filter(None, (run.find_ref(stage) for run in self._runs))
+        refs = list(dict.fromkeys(found))[:count]
         self._read_ahead(product([find_manifest], refs))
-        found = self._keep(refs, keep)
-        own = [*found, *(m for m in newest if self._is_own(m.provenance.run, runs))]
+        own = [*self._keep(refs, keep), *(m for m in newest if self._is_own(m.provenance.run))]
         return own, [*{manifest.fingerprint: manifest for manifest in (*newest, *own)}.values()]
 
     def _newest_of(self, stages: Iterable[str], count: int) -> list[ArtifactRef]:
@@ -121,23 +99,28 @@ class PlanReads:
             self.unread.append(str(error))
             return None
 
-    def _is_own(self, run: str, runs: _Runs) -> bool:
+    def _is_own(self, run: str) -> bool:
         """Return whether the run was of the profile, or has no record, so that it may have been."""
-        if run not in runs.profiles:
-            found = find_whole_run(self._store, run)
-            runs.profiles[run] = found.profile if found else self._profile
-        return runs.profiles[run] == self._profile
+        found = self._read(find_whole_run, run)
+        return found is None or found.profile == self._profile
 
-    def _read_runs(self) -> _Runs:
-        """Return the last runs of the profile; they are read once."""
-        if self._runs is None:
-            self._runs = _read_runs(self._store, self._profile)
-        return self._runs
+    @cached_property
+    def _runs(self) -> list[Run]:
+        """The last runs of the profile that can be read, the latest first."""
+        listed = listed_runs(self._store)
+        own = [run for name, run in listed if name == self._profile]
+        alike = [run for name, run in listed if name.startswith(f"{self._profile}-")]
+        others = [run for _, run in listed if run not in {*own, *alike}]
+        chosen = [*own[:_RUNS], *alike[:_RUNS], *others[:_RUNS]]
+        self._read_ahead(product([find_whole_run], chosen))
+        found = filter(None, (self._read(find_whole_run, run) for run in chosen))
+        runs = [run for run in found if run.profile == self._profile]
+        return sorted(runs, key=lambda run: run.started, reverse=True)
 
-    def _read_ahead(self, reads: Iterable[tuple[_Read[Any], ArtifactRef]]) -> None:
+    def _read_ahead(self, reads: Iterable[tuple[_Read[_K, Any], _K]]) -> None:
         """Read records in parallel. A damaged one is read again where it is needed, and raises."""
 
-        def read(item: tuple[_Read[Any], ArtifactRef]) -> None:
+        def read(item: tuple[_Read[_K, Any], _K]) -> None:
             with contextlib.suppress(ArtifactError):
                 self._read(*item)
 
@@ -145,14 +128,14 @@ class PlanReads:
         for _ in in_parallel(read, fresh):
             pass
 
-    def _read(self, read: _Read[_T], ref: ArtifactRef) -> _T:
+    def _read(self, read: _Read[_K, _T], ref: _K) -> _T:
         key = _key(read, ref)
         if key not in self._known:
             self._known[key] = read(self._store, ref)
         return self._known[key]  # type: ignore[return-value]
 
 
-def _key(read: _Read[Any], ref: ArtifactRef) -> tuple[str, ArtifactRef]:
+def _key(read: _Read[_K, Any], ref: _K) -> tuple[str, _K]:
     return read.__name__, ref
 
 

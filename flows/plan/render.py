@@ -1,6 +1,5 @@
 """Render a plan as lines for people and as JSON for programs."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -65,16 +64,15 @@ def _warning(plan: Plan, name: str) -> list[str]:
     ]
 
 
-def to_json(plan: Plan) -> str:
-    """Return the plan for programs, as JSON: all stages in the table's order."""
-    tree = {
+def to_tree(plan: Plan) -> dict[str, Any]:
+    """Return the plan for programs, as JSON values: all stages in the table's order."""
+    return {
         "format": _FORMAT,
         "store": plan.store,
         "up_to_date": plan.up_to_date,
         **totals(plan),
         "stages": [stage_tree(item) for item in plan.stages],
     }
-    return json.dumps(tree, indent=1, allow_nan=False)
 
 
 def stage_tree(item: StagePlan) -> dict[str, object]:

@@ -121,7 +121,8 @@ def name_of_sweep(request: SweepRequest) -> str:
     """Return the name of a sweep; the same grid gives the same name. Raises ConfigError."""
     if request.run_name is not None:
         return request.run_name
-    own = default_name(request.profile, depth=request.depth, overrides=request.overrides)
+    depth, overrides = request.depth, request.overrides
+    own = default_name(RunRequest(profile=request.profile, depth=depth, overrides=overrides))
     text = json.dumps([request.vary, request.seeds, request.stage, request.reduction])
     return f"{own}-sweep-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 

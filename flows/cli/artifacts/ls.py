@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.runs import Run
-from flows.cli.describe import describe
+from flows.cli.describe import artifact_tree, describe
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import age, print_result, print_unread
 from flows.identity.ref import short
@@ -88,13 +88,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, Sequence[str | Tabl
     (listed,) = listing.artifacts  # exactly one: its manifest was opened above
     url = f"{store.url}/{manifest.ref.prefix}"
     # The same fields as a row of a list, and more: one format for programs.
-    tree = listed.to_tree() | {
-        "digest": manifest.digest,
-        "files": [asdict(file) for file in manifest.files],
-        "logs": [asdict(file) for file in manifest.logs],
-        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
-        "url": url,
-    }
+    tree = listed.to_tree() | artifact_tree(manifest) | {"url": url}
     about = describe(manifest, store.url, revoked=listed.revoked, names=listed.names)
     return tree, [f"artifact {manifest.name}:", *about]
 

@@ -14,8 +14,14 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_error, print_lines, print_note, print_warning, terminal_size
-from flows.cli.progress import count_of
+from flows.cli.output import (
+    count_of,
+    print_error,
+    print_lines,
+    print_note,
+    print_warning,
+    terminal_size,
+)
 from flows.cli.train.recorded import describe_live, find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef

@@ -1,16 +1,22 @@
 """`nanochat plan`: show what a run would do, and why; also of one stage."""
 
-import json
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.cli.describe import artifact_tree, describe
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
 from flows.cli.output import print_json, print_lines, print_unread
 from flows.cli.requests import plan_request, read_request
-from flows.cli.train.plan_stage import print_stage
-from flows.plan.render import render, to_json
+from flows.identity.manifest import Manifest
+from flows.plan.plan import STATES, StagePlan
+from flows.plan.planned import Planned
+from flows.plan.render import render, stage_tree, to_tree
+from flows.render.table import Table, facts
+from flows.render.text import duration, listed, money
+from infra.storage.base import Store
 
 
 def plan(
@@ -46,9 +52,102 @@ def plan(
         return code
     if as_json:
         settings = [asdict(setting) for setting in found.settings]
-        print_json({"run_name": name, "settings": settings, **json.loads(to_json(planned))})
+        print_json({"run_name": name, "settings": settings, **to_tree(planned)})
         return code
     if name != profile or found.settings:
         print_lines([f"run {name}", *(f"  {setting}" for setting in found.settings), ""])
     print_lines(render(planned, name=profile))
     return code
+
+
+# One stage.
+
+
+def print_stage(planned: Planned, item: StagePlan, *, as_json: bool) -> None:
+    """Print why a stage would run or not, what it is made from and what it made."""
+    settings = list(_changed(planned, item.stage.name))
+    others = _find_divergences(planned.store, item.manifest) if item.manifest else []
+    if as_json:
+        # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
+        print_json(stage_tree(item) | {"settings": settings} | _to_tree(item, others))
+    else:
+        print_lines(_describe(item, planned.plan.store, others, settings))
+
+
+def _changed(planned: Planned, stage: str) -> Iterator[str]:
+    """Yield the settings that differ from the profile's and may change the result of a stage."""
+    for setting in planned.settings:
+        if stage in setting.stages:
+            yield setting.change
+        elif stage in setting.after:
+            yield f"{setting.change}, by way of {listed(setting.stages)}"
+
+
+def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
+    """Return the keys of manifests with the same fingerprint and other contents."""
+    # The manifest names those that existed when it was published. A builder that came later put its
+    # own below divergences/.
+    late = store.list(f"{manifest.ref.divergences_prefix}/")
+    return [*manifest.divergences, *(entry.key for entry in late)]
+
+
+def _to_tree(item: StagePlan, others: list[str]) -> dict[str, Any]:
+    """Return the fields of a stage that the plan's JSON does not have."""
+    stage = item.stage
+    return {
+        "makes": stage.makes,
+        "entry": stage.entry,
+        "compute": stage.compute,
+        "config": list(stage.config),
+        "inputs": [source.name for source in stage.inputs],
+        "artifact": _artifact_to_tree(item.manifest, others) if item.manifest else None,
+    }
+
+
+def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
+    return {
+        "fingerprint": manifest.fingerprint,
+        "accepted": manifest.accepted,
+        **artifact_tree(manifest),
+        "divergences": others,
+        **asdict(manifest.provenance),
+    }
+
+
+def _describe(
+    item: StagePlan, store: str, others: list[str], settings: list[str]
+) -> Iterator[str | Table]:
+    yield f"{item.stage.name}: makes {item.stage.makes}"
+    unlike = [("unlike profile", setting) for setting in settings]
+    yield facts([*_facts(item), *unlike], indent="  ")
+    if item.changes:
+        yield ""
+        yield "changed since the nearest artifact:"
+        for change in item.changes:
+            yield f"  {change}"
+    if item.manifest:
+        yield from ("", f"artifact {item.manifest.name}:")
+        yield from describe(
+            item.manifest,
+            store,
+            revoked=item.revoked,
+            ancestors=item.revoked_ancestors,
+            others=others,
+        )
+
+
+def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
+    stage = item.stage
+    yield "state", f"{item.state} {STATES[item.state]}"
+    if item.reason:
+        yield "reason", item.reason
+    if item.fingerprint:
+        yield "fingerprint", item.fingerprint
+    # GPU stages run on the CPU where there is no GPU, as in the profile tiny.
+    device = "a GPU where there is one" if stage.compute == "gpu" else "the CPU"
+    yield "entry", f"{stage.entry}, on {device}"
+    yield "config", ", ".join(stage.config) or "none"
+    yield "inputs", ", ".join(source.name for source in stage.inputs) or "none"
+    if item.estimate:
+        took = duration(item.estimate.seconds)
+        yield "estimate", f"{took}, {money(item.estimate.dollars)} ({item.estimate.source})"

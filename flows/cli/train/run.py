@@ -21,13 +21,14 @@ from flows.cli.options import (
     check_workers,
 )
 from flows.cli.output import password_line, print_error, print_lines, screen
-from flows.cli.requests import absolute_text, plan_request, read_request
+from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.table import Column, Table, texts
 from flows.render.text import duration
+from flows.run_request import absolute_text
 from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -63,7 +64,8 @@ def run(
     store, and the pool gpu for GPU stages.
     """
     # The command finishes a rebuild that has begun; with --force it would begin again.
-    once = replace(options, force=(), from_stage=None, data=absolute_text(options.data))
+    data = options.data and absolute_text(options.data)
+    once = replace(options, force=(), from_stage=None, data=data)
     again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)
     check_workers(request)

@@ -12,11 +12,18 @@ from flows.artifacts.download import choose_files, copy_files
 from flows.artifacts.names import find_directory, open_model, open_usable
 from flows.cli.models import name_in_store
 from flows.cli.options import ArtifactName, StoreOptions
-from flows.cli.output import print_line, print_lines, print_note, print_warning
-from flows.cli.progress import count_of, describe_transfer, show_bytes
+from flows.cli.output import (
+    count_of,
+    describe_transfer,
+    print_line,
+    print_lines,
+    print_note,
+    print_warning,
+    show_bytes,
+)
 from flows.identity.ref import short
 from flows.interop.card import model_card
-from flows.interop.export_model import Form, check_export, export_model
+from flows.interop.export_model import Dtype, Form, check_export, export_model
 from nanochat_core.errors import ConfigError
 
 
@@ -45,7 +52,7 @@ def fetch(
         ),
     ] = None,
     dtype: Annotated[
-        str | None,
+        Dtype | None,
         Parameter(help="With --as hf: precision of the weights, bf16 (the default) or fp32."),
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
@@ -104,10 +111,10 @@ def fetch(
     return 0
 
 
-def _convert(model: str, target: Path, form: Form, dtype: str, place: StoreOptions) -> int:
+def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOptions) -> int:
     """Write a model as files that other programs load; return the exit code."""
     # Before the model is fetched and loaded, which may take minutes.
-    check_export(target, dtype=dtype)
+    check_export(target)
     store = place.open_store()
     name, model = model, name_in_store(place, store, model)
     # A directory has no manifest; its model card has no lineage.

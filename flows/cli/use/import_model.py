@@ -8,9 +8,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.runs import check_name
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note
-from flows.cli.progress import show_bytes
-from flows.interop import hub_model
+from flows.cli.output import print_lines, print_note, show_bytes
 from flows.interop import import_model as interop
 from flows.profiles import PROFILES
 from flows.stages import PRETRAIN, TOKENIZER
@@ -79,7 +77,7 @@ def import_model(
     if pinned is None:
         done = interop.import_model(store, path, **options)
     else:
-        done = hub_model.import_from_hub(store, pinned, **options)
+        done = interop.import_from_hub(store, pinned, **options)
     reference = f"{done.model.stage}@{called}"
     known = (("from_step", "step"), ("era", "era"), ("address", "from"))
     facts = "".join(f", {word} {done.facts[key]}" for key, word in known if key in done.facts)

@@ -11,6 +11,7 @@ import pytest
 from flows.identity.ref import name_in
 from flows.overrides import default_name
 from flows.profiles import PROFILES
+from flows.run_request import RunRequest
 from flows.stages import STAGES
 from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
@@ -244,4 +245,4 @@ def test_a_run_without_a_name_is_named_by_its_settings(
     with get_client(sync_client=True) as client:
         name = client.read_flow_run(state.state_details.flow_run_id).name
     settings = ("pretrain.num_steps=9", "seed=7")
-    assert name_in(name) == default_name("tiny", overrides=settings, use=asked["use"])
+    assert name_in(name) == default_name(RunRequest(overrides=settings, use=asked["use"]))

@@ -11,29 +11,29 @@ from nanochat_core.errors import ConfigError
 
 
 def test_a_run_with_the_profiles_own_settings_has_its_name():
-    assert default_name("tiny") == "tiny"
-    assert default_name("tiny", depth=3, overrides=("seed=42",)) == "tiny"
+    assert default_name(RunRequest()) == "tiny"
+    assert default_name(RunRequest(depth=3, overrides=("seed=42",))) == "tiny"
 
 
 def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide():
-    name = default_name("tiny", overrides=("seed=7", "rl.temperature=0.5"))
+    name = default_name(RunRequest(overrides=("seed=7", "rl.temperature=0.5")))
     assert name.startswith("tiny-")
-    assert default_name("tiny", overrides=("rl.temperature = 5e-1", "seed=7")) == name
-    assert default_name("tiny", overrides=("seed=42", "seed=7", "rl.temperature=0.5")) == name
+    assert default_name(RunRequest(overrides=("rl.temperature = 5e-1", "seed=7"))) == name
+    assert default_name(RunRequest(overrides=("seed=42", "seed=7", "rl.temperature=0.5"))) == name
     others = [("seed=7",), ("seed=8", "rl.temperature=0.5"), ("sft.num_epochs=7",)]
-    names = {default_name("tiny", overrides=each) for each in others}
+    names = {default_name(RunRequest(overrides=each)) for each in others}
     assert len(names | {name, "tiny"}) == 5
 
 
 def test_another_depth_is_called_like_a_member_of_a_series():
-    assert default_name("tiny", depth=4) == "tiny-d4"
-    name = default_name("tiny", overrides=("seed=7",))
-    assert default_name("tiny", depth=4, overrides=("seed=7",)) == f"{name}-d4"
+    assert default_name(RunRequest(depth=4)) == "tiny-d4"
+    name = default_name(RunRequest(overrides=("seed=7",)))
+    assert default_name(RunRequest(depth=4, overrides=("seed=7",))) == f"{name}-d4"
 
 
 def test_a_run_from_given_artifacts_is_an_experiment():
     given = {
-        default_name("tiny", use=use)
+        default_name(RunRequest(use=use))
         for use in (("sft@a",), ("sft@b",), ("sft@a", "rows@a"), ("rows@a", "sft@a"))
     }
     assert len(given) == 3
@@ -41,14 +41,14 @@ def test_a_run_from_given_artifacts_is_an_experiment():
 
 
 def test_a_part_of_a_run_does_not_take_the_name_of_the_whole():
-    assert default_name("tiny", until="pretrain") == "tiny-until-pretrain"
+    assert default_name(RunRequest(until="pretrain")) == "tiny-until-pretrain"
     assert name_of(RunRequest(depth=4, until="sft")) == "tiny-d4-until-sft"
-    assert default_name("tiny", until="report") == "tiny"
+    assert default_name(RunRequest(until="report")) == "tiny"
 
 
 def test_changed_settings_are_those_that_differ_from_the_profiles():
     overrides = ("seed=42", "sft.num_epochs=2", "shards.path=/data", "task_data.core_bundle=null")
-    assert changed_settings("tiny", overrides=overrides) == {
+    assert changed_settings(RunRequest(overrides=overrides)) == {
         "sft.num_epochs": 2,
         "shards.path": "/data",
     }

@@ -11,6 +11,7 @@ from flows.artifacts.runs import write_run
 from flows.cli.app import main
 from flows.identity.ref import name_in
 from flows.overrides import default_name
+from flows.run_request import RunRequest
 from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from tests.support.flows.prefect_api import Api
@@ -32,7 +33,7 @@ def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, ap
         "pool": "gpu",
         "nodes": 2,
     }
-    assert name_in(created["name"]) == default_name("tiny", depth=4, overrides=("seed=7",))
+    assert name_in(created["name"]) == default_name(RunRequest(depth=4, overrides=("seed=7",)))
     assert lines == [
         f"run      {created['name']}",
         f"Prefect  {api_url.removesuffix('/api')}/v2/runs/flow-run/f-1",

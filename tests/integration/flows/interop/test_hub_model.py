@@ -21,7 +21,7 @@ from flows.artifacts.cache import Cache
 from flows.artifacts.names import open_artifact, open_model, open_run
 from flows.cli.app import main
 from flows.interop import card
-from flows.interop.hub_model import run_name
+from flows.interop.import_model import run_name
 from infra.storage.base import Store
 from nanochat_core.interop.hub_files import HubModel
 from nanochat_core.interop.nanochat_files import write_checkpoint

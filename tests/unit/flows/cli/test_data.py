@@ -3,6 +3,7 @@
 import pytest
 
 from flows.overrides import default_name
+from flows.run_request import RunRequest
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import put_run
@@ -19,7 +20,7 @@ EXAMPLES = [
     for user, answer in (("hi", "yo"), ("7+5?", CALL), (HOSTILE, "no"))
 ]
 USES = ("task_data@tiny",)
-GIVEN = default_name("tiny", use=USES)
+GIVEN = default_name(RunRequest(use=USES))
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from flows.overrides import default_name
 from flows.plan.accept import accept
 from flows.plan.plan import make_plan
 from flows.profiles import open_profile
+from flows.run_request import RunRequest
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
 from tests.support.flows.house import build
@@ -77,7 +78,7 @@ def test_plan_previews_a_rebuild_and_the_name_of_the_run(terminal):
     assert (tree["up_to_date"], tree["run_name"]) == (False, "tiny")
     assert terminal.read("plan", "tiny", "sft", "--force", "sft")["reason"] == "asked for"
     changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
-    name = default_name("tiny", overrides=("sft.num_epochs=7",))
+    name = default_name(RunRequest(overrides=("sft.num_epochs=7",)))
     assert terminal.run(*changed, "--name", "mine")[1][0] == "run mine"
     assert terminal.read(*changed)["run_name"] == name
 

@@ -16,6 +16,7 @@ from flows.leases.process import Process
 from flows.overrides import default_name
 from flows.plan.dead_runs import settle
 from flows.profiles import open_profile
+from flows.run_request import RunRequest
 from flows.stages import SHARDS
 from tests.support.flows.claims import claim, dead_process
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -61,7 +62,7 @@ def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(home, store,
 
 
 def test_the_command_that_resumes_keeps_the_name_of_the_run(store, terminal):
-    own = default_name("tiny", overrides=("seed=2",))
+    own = default_name(RunRequest(overrides=("seed=2",)))
     for name in ("mine", own):
         put_run(store, f"{name}-1", name=name, overrides=("seed=2",), status="failed")
         terminal.shows(f"status {name}-1")
@@ -119,7 +120,7 @@ def test_what_was_given_is_what_it_was_at_the_time(store, terminal, name):
 @pytest.mark.usefixtures("home")
 def test_a_run_keeps_its_default_name_when_what_was_given_moved(store, terminal):
     given(store, "sft@theirs")
-    change(store, name=default_name("tiny", use=("sft@theirs",)))
+    change(store, name=default_name(RunRequest(use=("sft@theirs",))))
     assert terminal.said("status", "tiny-1")[-1].endswith("run tiny --use sft@theirs")
     store.delete("runs/theirs-1.json")
     terminal.shows("status tiny-1")

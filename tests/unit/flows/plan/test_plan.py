@@ -14,7 +14,7 @@ from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import Lease
 from flows.plan.reads import Resume
-from flows.plan.render import render, to_json
+from flows.plan.render import render, to_tree
 from flows.render.table import as_lines
 from flows.stages import STAGES
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -228,7 +228,7 @@ def test_a_resumed_stage_takes_what_is_left(house, shows):
 def test_the_json_has_the_same(built):
     run = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
     plan = built.plan(run, placement=PLACEMENT)
-    tree = json.loads(to_json(plan))
+    tree = to_tree(plan)
     assert not tree["up_to_date"]
     assert [item["stage"] for item in tree["stages"]] == NAMES
     pretrain = tree["stages"][NAMES.index("pretrain")]

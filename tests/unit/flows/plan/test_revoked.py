@@ -1,12 +1,11 @@
 """The plan after an artifact was revoked: it is built again, and all that was made from it."""
 
 import dataclasses
-import json
 
 import pytest
 
 from flows.artifacts.revocations import revoke, undo_revocation
-from flows.plan.render import to_json
+from flows.plan.render import to_tree
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import PLACEMENT, RUN, after, without
 from tests.support.flows.shelf import ACCEPTED
@@ -64,7 +63,7 @@ def test_a_damaged_revocation_makes_no_plan(full_house):
 
 def test_the_json_has_revocations_with_their_reasons(full_house):
     manifest = take_back(full_house, "midtrain")
-    stages = {item["stage"]: item for item in json.loads(to_json(full_house.plan()))["stages"]}
+    stages = {item["stage"]: item for item in to_tree(full_house.plan())["stages"]}
     revoked = {"stage": "midtrain", "fingerprint": manifest.fingerprint, **BY_ANN}
     revoked["why"] = "trained on test data"
     assert stages["midtrain"]["state"] == "x"
