@@ -123,7 +123,7 @@ class SweepResult:
 
 
 @dataclass
-class Sweep:
+class Deletion:
     """The deletion of what a survey found deletable; a later one resumes it."""
 
     records: Records
