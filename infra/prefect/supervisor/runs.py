@@ -40,7 +40,8 @@ class RunWatch:
         self._is_own = is_own
         # Flow run id -> its state and heartbeats, and since when they are these: monotonic seconds
         # of this process, so that no clock of another machine counts.
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._seen: dict[str, tuple[tuple[str, str | None], float]] = {}
+        self._polled = time.monotonic()
         # From here on heartbeats are counted: so a count only grows, whatever the clocks say.
         self._started = datetime.now(UTC)
         self._began = self._started - timedelta(hours=1)
@@ -52,14 +53,20 @@ class RunWatch:
         try:
             self._poll(api_url)
         except NO_ANSWER as error:
-            # While the server is down heartbeats get lost, and all runs seem silent: each has the
-            # whole time again.
-            done = {run: mark for run, mark in self._seen.items() if mark[1] == math.inf}
-            self._seen = done
+            # While the server is down heartbeats get lost: runs that send them have the whole time
+            # again. For others the time without an answer does not count; a busy server that leaves
+            # one request in five minutes unanswered must not keep them from being resumed.
+            away = time.monotonic() - self._polled
+            self._seen = {
+                run: (mark, since + away)
+                for run, (mark, since) in self._seen.items()
+                if mark[1] is None or since == math.inf
+            }
             refusal = find_refusal(error)
             if refusal or not isinstance(error, httpx.HTTPError | OSError):
                 why = refusal or f"{type(error).__name__}: {error}"
                 problem = f"crashed runs are not resumed: {why}"
+        self._polled = time.monotonic()
         if problem and problem != self._problem:
             self._log(problem)
         self._problem = problem
@@ -71,17 +78,21 @@ class RunWatch:
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for run in runs:
-            mark = f"{run['state']['id']} {beats.get(run['id'])}"
-            known, since = before.get(run["id"], ("", now))
+            mark = (run["state"]["id"], beats.get(run["id"]))
+            known, since = before.get(run["id"], (mark, now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
+            pid = run["infrastructure_pid"] or ""
+            is_here = self._is_own and pid.isdigit()
+            is_alive = is_here and bool(start_of(int(pid)))
+            if run["state_type"] == "PENDING" and is_alive:
+                continue  # its process is starting; resumed, it would run twice
             if run["state_type"] == "RUNNING" and run["id"] not in beats:
                 # Of a run that sends none silence says nothing. But a process of this machine may
                 # have ended, as all did that began under an earlier supervisor.
                 since = datetime.fromisoformat(run["state"]["timestamp"])
-                pid = run["infrastructure_pid"] or ""
-                has_ended = since <= self._started or (pid.isdigit() and not start_of(int(pid)))
-                if not (self._is_own and has_ended):
+                is_dead = is_here and not is_alive
+                if not (is_dead or (self._is_own and since <= self._started)):
                     continue
             mark, since = self._seen[run["id"]]
             if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):

@@ -36,7 +36,7 @@ class Server:
         """The flow run, as it is now."""
         state = {"id": f"state-{len(self.history)}", "timestamp": self.since.isoformat()}
         tree = {"id": "run", "name": "toy", "tags": [runs.AUTO_RESUME], "labels": self.labels}
-        tree["infrastructure_pid"] = self.pid
+        tree |= {"infrastructure_pid": self.pid, "work_pool_name": None}
         return {**tree, "state_type": self.history[-1], "state": state}
 
     def ask(
@@ -106,6 +106,31 @@ def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(server:
     server.error = None
     assert poll(server, watch, 200, 285) == []
     assert poll(server, watch, 291) == ["CRASHED", "SCHEDULED"]
+
+
+def test_a_run_that_no_process_began_is_resumed_though_the_server_is_often_busy(
+    server: Server,
+) -> None:
+    server.history, server.beats = ["PENDING"], None
+    watch = server.watch()
+    for second in range(0, 300, 20):
+        poll(server, watch, second)
+        server.error = TimeoutError()
+        poll(server, watch, second + 10)
+        server.error = None
+    assert poll(server, watch, 300) == []  # half of the time the server did not answer
+    assert poll(server, watch, *range(310, 440, 10)) == []
+    assert poll(server, watch, 451) == ["CRASHED", "SCHEDULED"]
+
+
+def test_of_an_own_server_one_whose_process_is_still_starting_is_not_resumed(
+    server: Server,
+) -> None:
+    server.history, server.beats, server.pid = ["PENDING"], None, str(os.getpid())
+    watch = server.watch(is_own=True)
+    assert poll(server, watch, 0, 301, 900) == []
+    server.pid = str(2**22 + 1)  # more than Linux gives
+    assert poll(server, watch, 905) == ["CRASHED", "SCHEDULED"]
 
 
 def test_a_heartbeat_counts_also_from_a_clock_that_was_set_back(server: Server) -> None:
