@@ -188,7 +188,8 @@ class _Watch:
         home = self.place.home_path
         run = settle(store, home, run)
         plan = find_plan(store, run, self.place.work)
-        if run.status != "running" or signs_of_life(store, run.run, plan, home):
+        signs = run.status != "running" or signs_of_life(store, run.run, plan, home, recorded=run)
+        if signs:
             self.lost = None
             return False
         self.lost = now if self.lost is None else self.lost

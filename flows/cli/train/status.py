@@ -166,7 +166,7 @@ def _progress(
     if run.status != "finished":
         yield ""
         left = f"nothing of it is being built; resume with: {command}"
-        yield from signs_of_life(store, run.run, planned, home) or [left]
+        yield from signs_of_life(store, run.run, planned, home, recorded=run) or [left]
 
 
 def _names(store: Store, run: Run) -> list[str]:
