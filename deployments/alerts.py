@@ -103,6 +103,12 @@ def _save_address(url: str) -> UUID:
         raise ConfigError(
             "the webhook is not an address", hint="set NANOCHAT_WEBHOOK to a URL with https://"
         )
-    block = Webhook(url=SecretStr(url), headers=SecretDict({"Content-Type": "application/json"}))
-    saved: Any = block.save(BLOCK, overwrite=True)  # Prefect types it as awaitable too
-    return saved
+    given = {"url": SecretStr(url), "headers": SecretDict({"Content-Type": "application/json"})}
+    block: Any  # Prefect types what it loads and saves as awaitable
+    try:
+        block = Webhook.load(BLOCK)  # what a user set in Prefect's pages stays, such as `verify`
+        for name, value in given.items():
+            setattr(block, name, value)
+    except ValueError:  # Prefect's error for a block that does not exist
+        block = Webhook(**given)
+    return block.save(BLOCK, overwrite=True)

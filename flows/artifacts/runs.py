@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 from flows.identity.record_types import Digest, Name, Time, find_record
 from flows.identity.records import encode_record, repair_hint
 from flows.identity.ref import ArtifactRef, stamp
-from flows.leases.process import Process
 from flows.run_request import shared
 from infra.parallel import in_parallel
 from infra.storage.base import (
@@ -58,7 +57,6 @@ class Run:
     # What names upstream stood for when it was planned (flows/plan/upstream.py); a resume keeps it.
     upstream: dict[str, str] = field(default_factory=dict[str, str])
     uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them
-    process: Process | None = None  # the command that executes it; None: a worker, or an import
     status: Status
     started: Time  # UTC, 2026-11-21T05:53:38Z
     ended: Time | None

@@ -286,7 +286,7 @@ def _put_run(target: Store, run: Run) -> None:
     """Write a run's record, unless the target's is as new."""
     theirs = find_run(target, run.run)
     if theirs is None or _knowledge(theirs) < _knowledge(run):
-        write_run(target, replace(run, process=None))  # of no use elsewhere, and it names a machine
+        write_run(target, run)
 
 
 def _knowledge(run: Run) -> tuple[bool, str, int]:

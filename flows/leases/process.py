@@ -37,24 +37,16 @@ class Process:
 
     def is_dead(self) -> bool:
         """Return True if the process is known to have ended; False may mean that it is unknown."""
-        return self._lives() is False
-
-    def is_alive(self) -> bool:
-        """Return True if the process is known to live; False may mean that it is unknown."""
-        return self._lives() is True
-
-    def _lives(self) -> bool | None:
         me = self.this()
         if self.boot is None or me.boot is None:
-            return None
+            return False
         if self.boot != me.boot:  # of this machine before it was started again, or of another
             # Not in a container: images may have one machine id, and machines give their containers
             # one host name.
             is_here = (self.host, self.machine) == (me.host, me.machine)
             is_bare = self.namespace == me.namespace == FIRST_NAMESPACE
-            return False if is_here and is_bare and me.machine is not None else None
-        is_visible = me.namespace is not None and self.namespace == me.namespace
-        return not self._has_ended() if is_visible else None
+            return is_here and is_bare and me.machine is not None
+        return me.namespace is not None and self.namespace == me.namespace and self._has_ended()
 
     def _has_ended(self) -> bool:
         try:

@@ -18,6 +18,7 @@ from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
 from prefect.states import Cancelled
 
 from flows.building.context import Watch
+from flows.leases import run_lock
 from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled, was_cancelled_before
 from flows.plan.planned import Opened
@@ -37,8 +38,11 @@ class LocalRun:
     watch: Watch  # receives the events of each stage
     planned: Opened | None = None  # what it has opened and planned already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
+    # Of the runs that this process executes, see flows/leases/run_lock.py.
+    locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     ends: list[Any] = field(default_factory=list[Any])  # what its flow's body returned or raised
-    at_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    # FINISHED, if the flow returned and Prefect does not know it.
+    unreported: list[str] = field(default_factory=list[str])
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
@@ -51,7 +55,7 @@ def running_locally(caller: LocalRun) -> Generator[None]:
     token = LOCAL_RUN.set(caller)
     try:
         # A person waits: a server that hangs gets less than the minute of Prefect's default.
-        with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}), caller.at_exit:
+        with temporary_settings({PREFECT_API_REQUEST_TIMEOUT: ANSWER_SECONDS}), caller.locks:
             yield
     except CancelledRun:
         raise KeyboardInterrupt from None
@@ -64,7 +68,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
 
     Prefect's engine would raise an error of its own if it cannot report the end, because its server
     is gone or the run was deleted there. Here that is a warning: the work is done and recorded, and
-    the next look at it reports it (flows/plan/dead_runs.py). Meanwhile Prefect's client repeats the
+    the next command reports it (flows/plan/dead_runs.py). Meanwhile Prefect's client repeats the
     report, and then perhaps that of its failure: for half a minute each if connections are refused,
     three minutes in all if a server hangs. A second Ctrl-C ends that.
     """
@@ -79,6 +83,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
         caller.watch("run", {"kind": "warning", "text": text})
         if isinstance(end, BaseException):
             raise end from None
+        caller.unreported.append(run_lock.FINISHED)
         return end
 
 
@@ -129,7 +134,7 @@ def _note_end(caller: LocalRun, end: Any) -> None:
     waiting = threading.Timer(SLOW_SECONDS, caller.watch, ("run", event))
     waiting.daemon = True
     waiting.start()
-    caller.at_exit.callback(waiting.cancel)
+    caller.locks.callback(waiting.cancel)
 
 
 def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:

@@ -18,9 +18,9 @@ from prefect.settings import PREFECT_UI_URL
 from flows.artifacts.runs import Run, find_run, new_run_id, timestamp
 from flows.building.build import BuildContext
 from flows.identity.ref import name_in
+from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
-from flows.leases.process import Process
 from flows.orchestration.caller import LOCAL_RUN, LocalRun, end_when_cancelled
 from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.forms import takes
@@ -168,8 +168,7 @@ class FlowSetup:
     def continued(self, run: Run) -> Run:
         """Return the record of a run, begun when an earlier start of the flow run began it."""
         found = self.wait(lambda: find_record(self.store, run.run, log=self.warn))
-        run = replace(run, started=found.started) if found else run
-        return replace(run, process=Process.this()) if self.caller else run
+        return replace(run, started=found.started) if found else run
 
 
 def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
@@ -179,12 +178,18 @@ def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
     return known if isinstance(known, kind) and known.request == request else None
 
 
-def open_flow(*, store: str | None, pool: str | None) -> FlowSetup:
+def open_flow(
+    *,
+    store: str | None,
+    pool: str | None,
+    runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
+) -> FlowSetup:
     """Open the store of the current flow run.
 
     Args:
         store: URL of the store; None: that of this machine.
         pool: The pool that builds the GPU stages.
+        runs_of: Returns the ids of the runs that the flow run records, given its own.
     """
     caller = LOCAL_RUN.get()
     home = caller.home if caller else default_home()
@@ -194,9 +199,13 @@ def open_flow(*, store: str | None, pool: str | None) -> FlowSetup:
         opened = open_store(store or default_store(home))
     run_id = flow_run.get_name()
     assert run_id is not None  # this is called in flows only
-    if caller is not None and (page := own_page()):
-        text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
-        caller.watch("run", {"kind": "message", "text": text})
+    if caller is not None:
+        for run in dict.fromkeys((run_id, *runs_of(run_id))):
+            lock = run_lock.hold(home, run, store=opened.url, unreported=caller.unreported)
+            caller.locks.enter_context(lock)
+        if page := own_page():
+            text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
+            caller.watch("run", {"kind": "message", "text": text})
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(opened, stop)
 

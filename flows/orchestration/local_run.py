@@ -99,22 +99,28 @@ def stoppable(display: Display) -> Generator[None]:
 
     Workers of a process that exits at once still save: the kernel signals them (PDEATHSIG).
     """
-    count = 0
+    count, is_repeated = 0, False
+
+    def repeat(signum: int) -> None:
+        nonlocal is_repeated
+        is_repeated = True
+        os.kill(os.getpid(), signum)
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        nonlocal count
+        nonlocal count, is_repeated
+        is_new, is_repeated = not is_repeated, False
+        if is_new:
+            count += 1
+            # A person who presses again does not want to wait for workers and stores.
+            if count > 1:
+                display.leave()
+                os._exit(INTERRUPTED)  # sys.exit would wait for threads
+            display.say("stopping: waiting until the workers have saved (again to leave at once)")
         # An exception inside the import system can leave its lock taken: other threads would wait
-        # for it for ever, and the exit of this process for them. So the signal comes again later.
-        if _is_importing(frame):
-            threading.Timer(POLL_SECONDS, os.kill, (os.getpid(), signum)).start()
-            return
-        count += 1
-        # A person who presses again does not want to wait for workers and stores.
-        if count > 1:
-            display.leave()
-            os._exit(INTERRUPTED)  # sys.exit would wait for threads
-        display.say("stopping: waiting until the workers have saved (again to leave at once)")
-        raise KeyboardInterrupt
+        # for it for ever, and the exit of this process for them.
+        if not _is_importing(frame):
+            raise KeyboardInterrupt
+        threading.Timer(POLL_SECONDS, repeat, (signum,)).start()
 
     # Restored at the end, so that a program that calls this keeps its own handlers.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,8 +1,9 @@
-"""Record the end of a run whose process died without recording it, in the store and in Prefect.
+"""Record the end of runs whose process died without recording it, in the store and in Prefect.
 
-A command that is killed, or that a second Ctrl-C ends at once, cannot do it itself: the next
-command that looks at the run does it. It does so too for a deployed run that crashed and is not
-resumed, and for a run whose end Prefect's server did not take.
+The modules of Prefect's requests are imported where they are used: most commands need none. A run
+of a command that is killed, or that a second Ctrl-C ends at once, cannot do it itself: the
+next command that looks at runs does it. It does so too for a deployed run that crashed and is not
+resumed, and for a finished run whose end Prefect's server did not take.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flows.artifacts.runs import Run, find_run, timestamp, write_run
+from flows.leases import run_lock
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
@@ -18,43 +20,64 @@ _DIED = "its process ended; the same command resumes it"
 _FINISHED = "it finished while Prefect's server did not answer"
 
 
-def settle(store: Store, home: Path, run: Run) -> Run:
-    """Return the record of a run, ended if its process is dead; have Prefect show how it ended.
+def end_dead_runs(store: Store, home: Path) -> None:
+    """Record as interrupted each run of a command of this home whose process has died.
 
-    A run of a worker has ended if Prefect knows that and does not resume it. What the store or
-    Prefect's server does not take now is tried again when the run is looked at again.
+    Repeated by the next command if the store or Prefect's server cannot be written now.
     """
-    was_running = run.status == "running"
-    if not (run.process.is_dead() if run.process else was_running):
+
+    def end(run: str) -> bool:
+        try:
+            _end(store, run)
+        except (StoreError, ArtifactError):
+            return False
+        return True
+
+    def report(run: str, end: str) -> bool:
+        from infra.prefect.access import NO_ANSWER
+        from infra.prefect.flow_runs import find_api, find_flow_runs, report_ended, set_state
+
+        found, why = find_flow_runs(home, run), _DIED
+        if end == run_lock.FINISHED and found is not None and (api_url := find_api(home)):
+            found, why = [each for each in found if each.name == run], _FINISHED
+            try:
+                for each in found:
+                    # Running, or Failed: Prefect's engine reports that it could not report.
+                    set_state(api_url, each.id, "COMPLETED", why, force=True)
+            except NO_ANSWER:
+                return False
+            found = [replace(each, type="COMPLETED") for each in found]
+        return report_ended(home, found, why)
+
+    run_lock.forget_dead(home, store.url, end, report)
+
+
+def settle(store: Store, home: Path, run: Run) -> Run:
+    """Return the record of a run, ended if Prefect knows that it ended and is not resumed."""
+    if run.status != "running" or run_lock.is_held(home, run.run):
         return run
-    # Imported here: most commands need no client of Prefect.
-    from infra.prefect.flow_runs import end_flow_runs, find_flow_runs
+    from infra.prefect.flow_runs import find_flow_runs, report_ended
 
     found = find_flow_runs(home, run.run) or []
-    own = [each for each in found if each.name == run.run]
     # Without one of its name Prefect does not answer, or knows another home's runs only.
-    if run.process is None and (not own or any(each.is_live for each in found)):
+    is_known = any(each.name == run.run for each in found)
+    if not is_known or any(each.is_live for each in found):
         return run
-    if was_running:
-        with contextlib.suppress(StoreError, ArtifactError):
-            run = _end(store, run)
-    if run.status == "finished":
-        # Running, or Failed: Prefect's engine reports that it could not report.
-        late = [each for each in own if each.type != "COMPLETED"]
-        end_flow_runs(home, late, "COMPLETED", _FINISHED)
-    else:
-        left = [each for each in found if was_running or each.is_live]
-        end_flow_runs(home, left, "CRASHED", _DIED)
+    if run_lock.is_held(home, run.run):  # it began again meanwhile
+        return run
+    with contextlib.suppress(StoreError, ArtifactError):
+        run = _end(store, run.run) or run
+    report_ended(home, found, _DIED)  # its tasks; nothing is live
     return run
 
 
-def _end(store: Store, run: Run) -> Run:
-    """Return the record of a run as it is now, ended unless it has ended or began again.
+def _end(store: Store, run: str) -> Run | None:
+    """Return the record of a run, ended now unless it has ended; None if it wrote none.
 
-    It is read once its process is known to be gone: until then it may change.
+    The record is read once its process is known to be gone: until then it may change.
     """
-    found = find_run(store, run.run) or run
-    if found.status == "running" and found.process == run.process:
+    found = find_run(store, run)
+    if found is not None and found.status == "running":
         found = replace(found, status="interrupted", ended=timestamp(time.time()))
         write_run(store, found)
     return found

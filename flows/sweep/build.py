@@ -81,10 +81,15 @@ def sweep(request: SweepRequest) -> CompletedSweep:
     known = planned_by_caller(request, SweepPlan)
     opened = known.sweep if known else open_sweep(request)
 
-    setup = open_flow(store=request.store, pool=request.pool)
     # With the time of the flow run in it, so a retry finds the same records.
-    when = setup.run_id.removeprefix(f"sweep-{opened.name}-")
-    ids = {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
+    def ids_of(run_id: str) -> dict[str, str]:
+        when = run_id.removeprefix(f"sweep-{opened.name}-")
+        return {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
+
+    setup = open_flow(
+        store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
+    )
+    ids = ids_of(setup.run_id)
     pins = {} if known else setup.known_pins(ids[opened.largest.label])
     planned = known or setup.wait(
         lambda: plan_sweep(opened, setup.store, setup.home, log=setup.warn, known=pins)

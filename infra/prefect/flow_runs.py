@@ -3,9 +3,8 @@
 Prefect is not imported, so the commands that use this start at once.
 """
 
-import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -163,20 +162,27 @@ def _parse(tree: Mapping[str, Any]) -> FlowRun:
     )
 
 
-def end_flow_runs(home: Path, found: Iterable[FlowRun], state: str, why: str) -> None:
-    """Set these flow runs of a run that has no process to a state, and end their tasks.
+def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
+    """Set these flow runs of a run that has no process to Crashed; see `find_flow_runs`.
 
-    Requests of stages are not touched: their workers live. Does nothing if no server answers.
+    Returns whether nothing is left to report. Requests of stages are not touched: their workers
+    live. Asks only a server that runs.
     """
-    if (api_url := find_api(home)) is None:
-        return
-    with contextlib.suppress(*NO_ANSWER):
-        for each in found:
-            if each.is_request:
+    api_url = find_api(home)
+    if found is None or api_url is None:
+        # A home in which Prefect was never started has nothing to report. The directory of its
+        # server is still there after `nanochat down`, wherever the database is.
+        return shared_server(home) is None and not (home / "prefect").exists()
+    try:
+        for flow_run in found:
+            if flow_run.is_request:
                 continue
-            if each.is_live or state == "COMPLETED":
-                set_state(api_url, each.id, state, why, force=True)
-            end_task_runs(api_url, each.id, why)
+            if flow_run.is_live:
+                set_state(api_url, flow_run.id, "CRASHED", why, force=True)
+            end_task_runs(api_url, flow_run.id, why)
+    except NO_ANSWER:
+        return False
+    return True
 
 
 def end_task_runs(api_url: str, flow_run: str, why: str) -> None:

@@ -13,7 +13,7 @@ from flows.cli.describe import artifact_tree, describe
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import age, print_result, print_unread
 from flows.identity.ref import short
-from flows.plan.dead_runs import settle
+from flows.plan.dead_runs import end_dead_runs
 from flows.render.table import Column, Table, texts
 from flows.render.text import size
 from infra.storage.base import Store
@@ -45,6 +45,7 @@ def ls(
     if stage is not None:
         check_stage(stage)
     store = place.open_store()
+    end_dead_runs(store, place.home_path)
     if reference is not None and is_artifact(reference):
         # An artifact is of one stage, so --stage is either superfluous or a mistake.
         if stage is not None:
@@ -53,9 +54,7 @@ def ls(
             )
         tree, lines = _of_artifact(store, reference)
     elif reference is not None:
-        tree, lines = _of_run(
-            store, settle(store, place.home_path, open_run(store, reference)), stage
-        )
+        tree, lines = _of_run(store, open_run(store, reference), stage)
     else:
         tree, lines = _of_store(store, stage, limit)
     print_result(lambda: tree, lines, as_json=as_json)

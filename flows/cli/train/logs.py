@@ -26,7 +26,7 @@ from flows.cli.train.recorded import describe_live, find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
-from flows.plan.dead_runs import settle
+from flows.plan.dead_runs import end_dead_runs, settle
 from flows.render.text import number, one_line
 from flows.stages import STAGES
 from infra.polling import ASK_SECONDS
@@ -186,10 +186,10 @@ class _Watch:
             return False
         self.checked = now
         home = self.place.home_path
+        end_dead_runs(store, home)
         run = settle(store, home, run)
         plan = find_plan(store, run, self.place.work)
-        signs = run.status != "running" or signs_of_life(store, run.run, plan, home, recorded=run)
-        if signs:
+        if run.status != "running" or signs_of_life(store, run.run, plan, home):
             self.lost = None
             return False
         self.lost = now if self.lost is None else self.lost

@@ -12,6 +12,7 @@ from flows.artifacts.runs import Run, timestamp
 from flows.cli.output import age, print_warning
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
+from flows.leases import run_lock
 from flows.leases.lease import find_holder
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import Plan, make_plan
@@ -26,26 +27,23 @@ if TYPE_CHECKING:
     from infra.prefect.flow_runs import FlowRun
 
 
-def signs_of_life(
-    store: Store, run: str, planned: Plan | None, home: Path, *, recorded: Run | None = None
-) -> list[str]:
+def signs_of_life(store: Store, run: str, planned: Plan | None, home: Path) -> list[str]:
     """Return in words what builds or executes the run with this id; empty if nothing does.
 
     Without a plan, builders on other machines are not seen.
     """
     builders = find_builders(store, run, planned, home / "work")
     lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
-    return sorted(lines) or list(_live(run, recorded, home))
+    return sorted(lines) or list(_live(run, home))
 
 
-def _live(run: str, recorded: Run | None, home: Path) -> Iterator[str]:
+def _live(run: str, home: Path) -> Iterator[str]:
     """Yield what is known of the run with this id, for which no process builds now.
 
     A command may be between two stages, or wait for a device. A run on workers may wait for one, or
     was interrupted or killed and is resumed without a command.
     """
-    process = recorded.process if recorded and recorded.status == "running" else None
-    if process and process.is_alive():
+    if run_lock.is_held(home, run):
         yield "its command is running on this machine; no stage is being built now"
         return
     from infra.prefect.flow_runs import find_flow_runs

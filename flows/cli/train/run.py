@@ -24,6 +24,7 @@ from flows.cli.output import password_line, print_error, print_lines, screen
 from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
+from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.table import Column, Table, texts
@@ -80,6 +81,7 @@ def run(
     # command ends here if there is nothing to do.
     planned = plan_request(request, options, will_run=True)
     plan, store, name = planned.plan, planned.store, planned.name
+    end_dead_runs(store, home)
     place = StoreOptions(home=options.home, store=options.store).argv
     if request.pool is not None:
         from flows.orchestration.local_run import check_pool_exists

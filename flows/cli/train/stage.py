@@ -37,7 +37,7 @@ from flows.cli.output import print_mistake, print_warning
 from flows.cli.requests import read_request
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
-from flows.leases.process import Process
+from flows.leases import run_lock
 from flows.plan.pinned import stages_before
 from flows.plan.plan import Plan
 from flows.plan.planned import open_settings, plan_run
@@ -142,7 +142,7 @@ def stage(
         upstream=planned.pins,
         uses=request.use,
     )
-    run = replace(run, stages=_up_to_date(plan), process=Process.this())
+    run = replace(run, stages=_up_to_date(plan))
     # The retry must have the same run id: by it the record and the --force of this run are found.
     again = f"{assignments()}{command_for(stage)}" + (" --strict" if strict else "")
     if run_id is not None:
@@ -232,25 +232,28 @@ def _recorded(
 ) -> Generator[BuildContext]:
     """Write the run's record, yield the context that adds to it, and write how the block ended.
 
+    Holds the run's lock meanwhile, so that the next command can end the record of a killed one.
+
     The record names the up-to-date artifacts of all stages, so that after the last of several
     commands it names all. Until then it says "interrupted": names such as sft@tiny stand for
     finished runs, and a part of a run must not replace one.
     """
     record = RunRecord(context.store, _merge_record(context.store, run))
     context = replace(context, record=record.add)
-    try:
-        record.write()
-        # After the record is written: garbage collection may have marked the inputs between the
-        # plan that found them and the record that refers to them.
-        reserve_found(context, inputs.values())
-        yield context
-    except BaseException as error:
-        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        with contextlib.suppress(StoreError):  # must not replace the error that is being raised
-            record.end("interrupted" if is_interrupted else "failed")
-        raise
-    stages = [item.stage.name for item in plan.stages]
-    record.end("finished" if record.has(stages) else "interrupted")
+    with run_lock.hold(context.placement.home, run.run, store=context.store.url):
+        try:
+            record.write()
+            # After the record is written: garbage collection may have marked the inputs between the
+            # plan that found them and the record that refers to them.
+            reserve_found(context, inputs.values())
+            yield context
+        except BaseException as error:
+            is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+            with contextlib.suppress(StoreError):  # must not replace the error that is being raised
+                record.end("interrupted" if is_interrupted else "failed")
+            raise
+        stages = [item.stage.name for item in plan.stages]
+        record.end("finished" if record.has(stages) else "interrupted")
 
 
 def _up_to_date(plan: Plan) -> dict[str, str]:

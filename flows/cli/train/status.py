@@ -18,7 +18,7 @@ from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
 from flows.identity.ref import ArtifactRef, name_in, short
 from flows.leases import file_lock
-from flows.plan.dead_runs import settle
+from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.plan import STATES, Plan, StagePlan
 from flows.profiles import PROFILES
 from flows.render.table import Cell, Table, facts, texts
@@ -76,13 +76,11 @@ def status(
             hint="for example: nanochat status tiny --follow",
         )
     store = place.open_store()
+    end_dead_runs(store, place.home_path)
     if run is None:
         unread: list[str] = []
         found = latest_runs(store, _SHOWN, unread=unread)
-        runs = [
-            settle(store, place.home_path, each) if each.status == "running" else each
-            for each in found
-        ]
+        runs = [settle(store, place.home_path, each) for each in found]
         print_unread(unread)
         rows = [
             (r.run, r.status, f"{len(r.stages)}/{len(STAGES)} stages", f"started {age(r.started)}")
@@ -166,7 +164,7 @@ def _progress(
     if run.status != "finished":
         yield ""
         left = f"nothing of it is being built; resume with: {command}"
-        yield from signs_of_life(store, run.run, planned, home, recorded=run) or [left]
+        yield from signs_of_life(store, run.run, planned, home) or [left]
 
 
 def _names(store: Store, run: Run) -> list[str]:

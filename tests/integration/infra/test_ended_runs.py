@@ -1,12 +1,14 @@
 """Runs whose process is gone end on the pages of a real Prefect server too."""
 
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from infra.prefect.flow_runs import end_flow_runs, end_task_runs, find_flow_runs
-from infra.prefect.server import Server
+from infra.prefect.flow_runs import end_task_runs, find_flow_runs, report_ended
+from infra.prefect.server import Server, stop_server, write_record
+from nanochat_core.runtime.process_start import this_process
 from tests.support.flows.pools import client
 
 pytestmark = pytest.mark.prefect
@@ -64,7 +66,7 @@ def test_the_runs_of_a_process_that_died_are_crashed_and_leave_no_unfinished_bar
     request, wanted = begin(f"sft-{uuid4().hex}", f"run:{name}", "request:1")
     other, others = begin(f"other-{uuid4().hex}")
     for _ in range(2):  # idempotent
-        end_flow_runs(tmp_path, find_flow_runs(tmp_path, name) or [], "CRASHED", "it died")
+        assert report_ended(tmp_path, find_flow_runs(tmp_path, name), "it died")
         crashed = {"live": "Crashed", "made": "Completed"}
         assert shown(run, tasks) == ("Crashed", crashed, ["made"])
     running = {"live": "Running", "made": "Completed"}
@@ -78,3 +80,22 @@ def test_what_an_earlier_start_left_ends_and_the_run_itself_continues(server: Se
     crashed = {"live": "Crashed", "made": "Completed"}
     assert shown(run, tasks) == ("Running", crashed, ["made"])
     end_task_runs(server.api_url, str(uuid4()), "it died")  # it was deleted
+
+
+def test_a_server_that_is_away_is_asked_again_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def is_reported(home: Path) -> bool:
+        return report_ended(home, find_flow_runs(home, "tiny-1"), "it died")
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert not is_reported(tmp_path)  # a shared server
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert is_reported(tmp_path)  # Prefect was never started
+    killed, stopped = tmp_path / "killed", tmp_path / "stopped"
+    for home in (killed, stopped):
+        start = this_process()
+        write_record(home, Server(port=9, pid=start.pid, start="another"))
+        assert not is_reported(home)
+    stop_server(stopped)
+    assert not is_reported(stopped)  # its database is in the home, or Postgres

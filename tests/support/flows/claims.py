@@ -25,8 +25,3 @@ def claim(name: str, **changes: Any) -> Lease:
 def dead_here() -> dict[str, Any]:
     """Return the fields of a process of this machine that has ended: no number is so large."""
     return {**vars(Process.this()), "pid": 2**22 + 1}
-
-
-def dead_process() -> Process:
-    """Return a process of this machine that has ended."""
-    return Process(**dead_here())

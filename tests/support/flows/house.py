@@ -69,8 +69,9 @@ def build(
         identity = identify_from(stage, run, inputs, code=code)
         output = work / "output" / stage.name
         output.mkdir(parents=True, exist_ok=True)
-        for name in ("data", "report.md") if stage.name == "report" else ("data",):
-            (output / name).write_text(content(identity.fingerprint))
+        (output / "data").write_text(content(identity.fingerprint))
+        if stage.name.startswith("chat_eval"):
+            (output / "scores.json").write_text("{}")
         provenance = dataclasses.replace(
             PROVENANCE,
             git_commit=commit,

@@ -1,17 +1,20 @@
 """What commands say of a run, and record of its end, by what a Prefect server knows."""
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
-from flows.plan.dead_runs import settle
-from tests.support.flows.claims import dead_process
+from flows.leases import run_lock
+from flows.plan.dead_runs import end_dead_runs, settle
+from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
 from tests.support.flows.waiting import wait_until
@@ -91,30 +94,40 @@ def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(terminal, st
 
 @pytest.mark.usefixtures("api_url")
 def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_left_alone(
-    terminal, store
+    terminal, store, tmp_path
 ):
-    running = {"state_type": "RUNNING", "state_name": "Running"}
-    put_run(store, "tiny-1", status="running", ended=None, process=dead_process())
+    home, running = tmp_path / "home", {"state_type": "RUNNING", "state_name": "Running"}
+    put_run(store, "tiny-1", status="running", ended=None)
+    with pytest.raises(KeyboardInterrupt), run_lock.hold(home, "tiny-1", store=store.url):
+        raise KeyboardInterrupt
     Api.live = [
         {"id": "f-1", "name": "tiny-1", "tags": ["run:tiny-1"], **running},
         {"id": "f-2", "name": "sft/1a2b", "tags": ["run:tiny-1", "request:7"], **running},
     ]
     Api.faults = [("/api/flow_runs/f-1", 503)]  # it cannot answer at once
     terminal.said("status")
-    assert Api.set_states == []
+    assert list((home / "runs").iterdir()) != []
     Api.faults = []
     assert terminal.said("status", "tiny")[-1] == "sft is running"
     assert Api.set_states == [("/api/flow_runs/f-1/set_state", "CRASHED")]
+    assert list((home / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("shown", ["RUNNING", "FAILED"])
 @pytest.mark.usefixtures("api_url")
-def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(terminal, store, shown):
-    put_run(store, "tiny-1", status="finished", process=dead_process())
+def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
+    terminal, store, tmp_path, shown
+):
+    home = tmp_path / "home"
+    put_run(store, "tiny-1", status="finished")
+    for run in ("tiny-1", "tiny-2"):
+        with run_lock.hold(home, run, store=store.url, unreported=[run_lock.FINISHED]):
+            pass
     # Prefect's engine makes it Failed if the server answers when Completed could not be reported.
     Api.live = [{"id": "f-1", "name": "tiny-1", "state_type": shown, "state_name": shown.title()}]
-    terminal.said("status", "tiny-1")
+    terminal.said("status")
     assert Api.set_states == [("/api/flow_runs/f-1/set_state", "COMPLETED")]
+    assert list((home / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
@@ -153,24 +166,43 @@ def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
     assert found.status == "interrupted"
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "tiny-1", "-n", "9"]])
+def leave_locks(store: Store, home: Path, *runs: str) -> None:
+    """Leave these runs as commands that failed do while Prefect cannot be asked."""
+    for run in runs:
+        put_run(store, run, status="failed")
+        with contextlib.suppress(KeyboardInterrupt), run_lock.hold(home, run, store=store.url):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.parametrize("fault", [None, 503, 200])
 @pytest.mark.usefixtures("api_url")
-def test_a_server_that_does_not_answer_is_asked_once_a_command(store, words, fault):
-    for run in ("tiny-1", "tiny-2", "tiny-3"):
-        put_run(store, run, status="running", ended=None, process=dead_process())
-    for run in ("tiny-4", "tiny-5"):
+def test_a_server_that_does_not_answer_is_asked_once_a_command(
+    store, tmp_path, monkeypatch, words, fault
+):
+    home = tmp_path / "home"
+    counted = Counting(home / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+    leave_locks(store, home, "tiny-2", "tiny-3", "tiny-4")
+    for run in ("tiny-1", "tiny-5"):
         put_run(store, run, status="running", ended=None)
     Api.faults = [("/api/csrf-token", fault)] * 9
     assert main(words) == 0
     assert len(Api.faults) == 8
+    assert len(list((home / "runs").iterdir())) == 3
+    # The next command does not read the records again.
+    counted.gets.clear()
+    end_dead_runs(counted, home)
+    assert counted.gets == []
 
 
 @pytest.mark.parametrize("auth", ["secret", ":", "nanochat:"])
-@pytest.mark.parametrize("words", [["status"], ["status", "tiny-1", "-n", "9"]])
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.usefixtures("api_url")
-def test_a_malformed_password_ends_no_command_that_only_looks(store, monkeypatch, words, auth):
-    put_run(store, "tiny-2", status="running", ended=None, process=dead_process())
+def test_a_malformed_password_ends_no_command_that_only_looks(
+    store, tmp_path, monkeypatch, words, auth
+):
+    leave_locks(store, tmp_path / "home", "tiny-2")
     put_run(store, "tiny-1", status="running", ended=None)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", auth)
     assert main(words) == 0

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from flows.leases import run_lock
 from flows.orchestration import caller
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT
 
@@ -62,6 +63,8 @@ def run(name, end, is_reported):
     if "hangs" in name:
         SECONDS, caller.SLOW_SECONDS = 2, 0.1
     with caller.running_locally(called):
+        lock = run_lock.hold(HOME, name, store="file:///store", unreported=called.unreported)
+        called.locks.enter_context(lock)
         try:
             made = caller.call_flow(stopped if is_reported else unreported, end)
             print(made, flush=True)
@@ -95,6 +98,7 @@ for name, (child, read) in children.items():
     ends[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lines
 with caller.running_locally(called):
     ends["timeout"] = PREFECT_API_REQUEST_TIMEOUT.value()
+ends["lock"] = (HOME / "runs" / "finished, no server.lock").read_text().splitlines()
 json.dump(ends, sys.stdout)
 """
 
@@ -118,6 +122,8 @@ def test_a_run_that_ended_counts_although_prefect_does_not_know(ends):
     assert ends["failed, no server"] == [0, [warning, "raised ValueError why"]]
     for case in ("stopped, no server", "terminated, no server"):
         assert ends[case] == [0, [warning, "raised KeyboardInterrupt"]]
+    # For the next command, which reports the end.
+    assert ends["lock"] == ["file:///store", "finished"]
 
 
 def test_a_run_that_waits_for_a_server_that_hangs_logs_it_and_waits_less_than_a_minute(ends):

@@ -15,10 +15,10 @@ from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import ArtifactRef
+from flows.leases import run_lock
 from flows.leases.file_lock import work_directory
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import BEAT
-from flows.leases.process import Process
 from flows.profiles import open_profile
 from flows.stages import SHARDS
 from infra.storage.base import Store
@@ -193,7 +193,7 @@ def test_following_continues_while_a_silent_run_is_alive(
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     work = tmp_path / "home" / "work"
-    run = put_run(store, "tiny-1", status="running", process=None if builds else Process.this())
+    run = put_run(store, "tiny-1", status="running")
     write_events(work_directory(work, REF) / "events.jsonl", STEPS[:1])
 
     def end_after_some_looks() -> None:
@@ -201,8 +201,8 @@ def test_following_continues_while_a_silent_run_is_alive(
         write_run(store, replace(run, status="failed"))
 
     held = try_acquire(store, REF, claim("b")) if builds else None
-    keeping = held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else None
-    with keeping or contextlib.nullcontext():
+    command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
+    with held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command:
         ending = threading.Thread(target=end_after_some_looks, daemon=True)
         ending.start()
         lines = terminal.follows("tiny")  # without a note
@@ -219,19 +219,24 @@ def test_following_ends_when_the_command_that_it_waits_for_dies(
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     # It may die between the two questions of one check.
     monkeypatch.setattr("flows.cli.train.logs._SECONDS_WITHOUT_BUILDER", 5.0)
-    has_died = threading.Event()
-    monkeypatch.setattr(Process, "_lives", lambda process: not has_died.is_set())
-    put_run(store, "tiny-1", status="running", ended=None, process=Process.this())
+    put_run(store, "tiny-1", status="running", ended=None)
     write_events(work_directory(home / "work", REF) / "events.jsonl", STEPS[:1])
+    is_waiting = threading.Event()
 
     def wait_and_die() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
-        has_died.set()
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            run_lock.hold(home, "tiny-1", store=store.url),
+        ):
+            is_waiting.set()
+            wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
+            raise KeyboardInterrupt
 
-    dying = threading.Thread(target=wait_and_die, daemon=True)
-    dying.start()
+    waiting = threading.Thread(target=wait_and_die, daemon=True)
+    waiting.start()
+    assert is_waiting.wait(100)
     assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
-    dying.join()
+    waiting.join()
     found = find_run(store, "tiny-1")
     assert found.status == "interrupted"
 

@@ -10,15 +10,13 @@ from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases import file_lock
+from flows.leases import file_lock, run_lock
 from flows.leases.held_lease import HeldLease, try_acquire
-from flows.leases.process import Process
 from flows.overrides import default_name
-from flows.plan.dead_runs import settle
 from flows.profiles import open_profile
 from flows.run_request import RunRequest
 from flows.stages import SHARDS
-from tests.support.flows.claims import claim, dead_process
+from tests.support.flows.claims import claim
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 RUN = open_profile("tiny").run
@@ -147,51 +145,43 @@ def test_a_setting_that_exists_no_more_is_no_error(store, terminal):
 # Whether a process executes the run.
 
 
-def die(store, *runs, process=None):
+def die(home, store, *runs):
     """Leave these runs as commands that were killed do."""
     for run in runs:
-        facts = {"name": run.rpartition("-")[0], "status": "running", "ended": None}
-        put_run(store, run, process=process or dead_process(), **facts)
+        put_run(store, run, name=run.rpartition("-")[0], status="running", ended=None)
+        with pytest.raises(KeyboardInterrupt), run_lock.hold(home, run, store=store.url):
+            raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("home")
-def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_command(store, terminal):
-    die(store, "tiny-2", "tiny-d1-1", "other-7")
-    die(store, "tiny-d1-2", process=Process.this())
-    terminal.shows("status")
-    terminal.shows("status tiny-2")
-    terminal.shows("status tiny-d1-2")
+def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_command(home, store, terminal):
+    die(home, store, "tiny-2", "tiny-d1-1", "other-7")
+    with run_lock.hold(home, "tiny-d1-2", store=store.url):
+        put_run(store, "tiny-d1-2", name="tiny-d1", status="running", ended=None)
+        terminal.shows("status")
+        terminal.shows("status tiny-2")
+        terminal.shows("status tiny-d1-2")
     for run in ("tiny-2", "tiny-d1-1", "other-7"):
         found = find_run(store, run)
         assert (found.status, found.ended is not None) == ("interrupted", True)
 
 
-@pytest.mark.parametrize("words", ["status tiny-2 -f", "status tiny-2", "ls tiny-2"])
-@pytest.mark.usefixtures("home")
-def test_any_command_that_shows_a_run_records_its_end(store, words):
-    die(store, "tiny-2")
+@pytest.mark.parametrize("words", ["status tiny-2 -f", "status tiny-2", "ls"])
+def test_any_command_that_shows_runs_records_the_end(home, store, words):
+    die(home, store, "tiny-2")
     assert main(words.split()) == ("-f" in words)
     found = find_run(store, "tiny-2")
     assert found.status == "interrupted"
 
 
-@pytest.mark.usefixtures("home")
-def test_a_run_that_ended_before_its_process_died_keeps_its_state(store, terminal):
-    die(store, "tiny-2", "tiny-3", "tiny-5")
+def test_a_run_that_ended_before_its_process_died_keeps_its_state(home, store, terminal):
+    die(home, store, "tiny-2", "tiny-3", "tiny-4", "tiny-5")
     change(store, "tiny-2", status="finished", ended="2026-11-21T06:01:00Z")
     change(store, "tiny-3", status="failed", ended="2026-11-21T06:01:00Z")
+    store.delete("runs/tiny-4.json")  # it died before it wrote a record
     store.put("runs/tiny-5.json", b"{")
     terminal.shows("status")
-
-
-@pytest.mark.usefixtures("home")
-def test_a_run_that_another_process_began_again_meanwhile_is_not_ended(store, tmp_path):
-    die(store, "tiny-2")
-    read = find_run(store, "tiny-2")
-    assert read is not None
-    change(store, "tiny-2", process=Process.this())
-    assert settle(store, tmp_path / "home", read).status == "running"
-    assert find_run(store, "tiny-2").process == Process.this()
+    # Only a run that could not be ended is examined again.
+    assert [path.name for path in (home / "runs").iterdir()] == ["tiny-5.lock"]
 
 
 @pytest.mark.parametrize(("run", "is_shown"), [("tiny-d1-9", False), ("tiny-1", True)])
