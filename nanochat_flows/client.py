@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from duckdb import DuckDBPyRelation
 
 import nanochat_flows.guard  # noqa: F401 - before other packages of ours
 
@@ -100,7 +101,7 @@ class Client:
 
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one select over the views that `nanochat sql` lists."""
-        table, skipped = query_store(self.store, query)
+        table, skipped = query_store(self.store, query, DuckDBPyRelation.to_arrow_table)
         _warn(skipped)
         return table
 

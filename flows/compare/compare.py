@@ -52,5 +52,5 @@ def pairs_of(store: Store, manifests: Sequence[Manifest | None]) -> list[Pairs]:
     def read(manifest: Manifest | None, name: str) -> bytes | None:
         return read_file(store, manifest, name) if manifest else None
 
-    first, *others = (partial(read, manifest) for manifest in manifests)
+    first, *others = ((m.name if m else "", partial(read, m)) for m in manifests)
     return [pair(first, other) for other in others]

@@ -6,8 +6,8 @@ locked. One statement is accepted, of a kind that reads; at worst it changes the
 
 import contextlib
 import re
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
 
 import duckdb
 
@@ -24,10 +24,13 @@ _LOCKED = (
     "SET lock_configuration=true",
 )
 _MAX_MESSAGE = 300  # characters of an error
+_Answer = TypeVar("_Answer")
 
 
-def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
-    """Return the answer to one statement over the views of a store, as a pyarrow.Table.
+def query_store(
+    store: Store, query: str, read: Callable[[duckdb.DuckDBPyRelation], _Answer]
+) -> tuple[_Answer, list[str]]:
+    """Return what `read` makes of the answer to one statement over the views of a store.
 
     The second value says which records were skipped, and why. Raises ConfigError, in one line, for
     a statement that is wrong or not a query.
@@ -43,7 +46,7 @@ def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
             kind = statements[0].type.name
             if kind not in _READING:
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
-            return connection.sql(statements[0]).to_arrow_table(), problems
+            return read(connection.sql(statements[0])), problems
         except duckdb.Error as error:
             raise _mistake(error) from error
 

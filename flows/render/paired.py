@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from flows.render.text import number
 from nanochat_core.errors import ArtifactError
@@ -106,7 +106,8 @@ def _numbers(prefix: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, flo
 
 
 EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
-Read: TypeAlias = Callable[[str], bytes | None]  # of a file of an evaluation; None: it has none
+# An evaluation's name, for errors, and a function that reads a file of it; None: it has none.
+Source: TypeAlias = tuple[str, Callable[[str], bytes | None]]
 _MEANS = ("core", "chatcore")  # over all tasks, each from guessing (0) to all right (1)
 _ASKED = ("prompt", "expected", "gold")  # columns that identify a question
 _SHOWN_DIGITS = 12  # of a suite's digest, in messages
@@ -156,24 +157,26 @@ class Pairs:
 NONE = Pairs(by_task={}, differences={})
 
 
-def pair(first: Read, other: Read) -> Pairs:
+def pair(first: Source, other: Source) -> Pairs:
     """Pair two evaluations. Raises ArtifactError.
 
     Questions are not paired if they are of another suite according to scores.json, or of another
     text at the same index; text is not if a row has other bytes.
     """
-    old, new = (json.loads(read(SCORES) or "{}") for read in (first, other))
+    old, new = (_read_scores(source) for source in (first, other))
     suites = [tree.get("suite") for tree in (old, new)]
     by_task: dict[str, Answers] = {}
     if None not in suites and suites[0] != suites[1]:
         digits = " and ".join(str(digest)[:_SHOWN_DIGITS] for digest in suites)
         why_not = f"their suites are {digits}"
     else:
-        by_task, why_not = _pair_answers(*(_read_table(read, EXAMPLES) for read in (first, other)))
+        by_task, why_not = _pair_answers(
+            *(_read_table(source, EXAMPLES) for source in (first, other))
+        )
     differences = {task: answers.interval for task, answers in by_task.items()}
     if (mean := _difference_of_means(by_task, old, new)) is not None:
         differences |= dict.fromkeys(_MEANS, mean)
-    differences |= _pair_losses(*(_read_table(read, LOSSES) for read in (first, other)))
+    differences |= _pair_losses(*(_read_table(source, LOSSES) for source in (first, other)))
     return Pairs(by_task=by_task, differences=differences, why_not=why_not)
 
 
@@ -195,10 +198,18 @@ def delta_of(old: Score, new: Score, paired: Interval | None) -> Delta:
     return Delta(value=value, low=apart.low, high=apart.high)
 
 
-def _read_table(read: Read, name: str) -> list[dict[str, Any]]:
+def _read_scores(source: Source) -> dict[str, Any]:
+    """Return scores.json; empty without the file."""
+    artifact, read = source
+    data = read(SCORES)
+    return {} if data is None else read_object(data, f"{SCORES} of {artifact}")
+
+
+def _read_table(source: Source, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table; none without the file."""
+    artifact, read = source
     data = read(name)
-    return read_rows(data, name) if data else []
+    return read_rows(data, f"{name} of {artifact}") if data else []
 
 
 def _pair_answers(
@@ -273,6 +284,17 @@ def _by_split(
     for split in dict.fromkeys(row["split"] for row in rows):
         of_split = [row for row in rows if row["split"] == split]
         yield split, ([row["nats"] for row in of_split], [row["bytes"] for row in of_split])
+
+
+def read_object(data: bytes, name: object) -> dict[str, Any]:
+    """Return the object of a JSON file. Raises ArtifactError, with the file's `name`."""
+    try:
+        tree: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{name} is not JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise ArtifactError(f"{name} is not a JSON object")
+    return cast("dict[str, Any]", tree)
 
 
 def read_rows(data: bytes, name: object, columns: Collection[str] = ()) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flows.identity.manifest import EVENTS, Manifest
 from flows.render.charts import Stop
+from flows.render.paired import read_object
 from flows.stages import REPORT
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import read_events
@@ -45,8 +46,10 @@ class Artifact:
         return value
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the artifact."""
-        return json.loads((self.files / name).read_text(encoding="utf-8"))
+        """Return a JSON file of the artifact. Raises ArtifactError without it or its object."""
+        if (data := self.find(name)) is None:
+            raise ArtifactError(f"{self.manifest.name} has no {name}")
+        return read_object(data, f"{name} of {self.manifest.name}")
 
     def find(self, name: str) -> bytes | None:
         """Return a file of the artifact, or None."""

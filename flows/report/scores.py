@@ -102,7 +102,7 @@ def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
     models = tuple(model for model in CHAT_MODELS if model.name in evaluations)
     artifacts = [evaluations[model.name] for model in models]
     trees = [artifact.read_json("scores.json") for artifact in artifacts]
-    files = [artifact.find for artifact in artifacts]
+    files = [(artifact.manifest.name, artifact.find) for artifact in artifacts]
     tasks = [task_scores(tree) for tree in trees]
     chatcore = tuple(measured(tree, "chatcore") for tree in trees)
     numbers: list[dict[str, Score]] = [

@@ -35,7 +35,12 @@ def sql(
     from flows.compare.tables import VIEWS
 
     store = place.open_store()
-    found: tuple[Any, list[str]] = columns_in(store) if query is None else query_store(store, query)
+    # Not as a pyarrow.Table, whose interval is another value and whose sum of integers a decimal.
+    found: tuple[Any, list[str]] = (
+        columns_in(store)
+        if query is None
+        else query_store(store, query, lambda found: (found.columns, found.fetchall()))
+    )
     known, problems = found
     for problem in problems:
         print_warning(f"skipped: {problem}")
@@ -46,8 +51,7 @@ def sql(
         lines = (line for name in VIEWS for line in _view_lines(name, **described[name]))
         print_result(lambda: described, lines, as_json=as_json)
         return 0
-    head = known.column_names
-    rows = [*zip(*(column.to_pylist() for column in known.columns), strict=True)]
+    head, rows = known
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
     table = Table(columns=texts(*head), rows=[[*map(_cell, row)] for row in shown])

@@ -23,9 +23,12 @@ def parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def reader(directory: Path) -> Callable[[str], bytes | None]:
-    """Return a function that reads the files of a directory; None for one that is not there."""
-    return lambda name: path.read_bytes() if (path := directory / name).exists() else None
+def reader(directory: Path) -> tuple[str, Callable[[str], bytes | None]]:
+    """Return the name of a directory and a function that reads its files; None for none."""
+    return (
+        directory.name,
+        lambda name: path.read_bytes() if (path := directory / name).exists() else None,
+    )
 
 
 def put_measured(

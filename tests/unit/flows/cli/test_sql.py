@@ -99,6 +99,25 @@ def test_examples_and_artifacts_join_with_runs(measured, terminal):
     assert rows(terminal, query) == [{"run": "tiny-1", "share": 0.5, "files": 2}]
 
 
+@pytest.mark.parametrize(
+    ("value", "printed", "parsed"),
+    [
+        ("sum(1)", "1", 1),  # a hugeint, a decimal in a pyarrow.Table
+        ("interval 1 day", "1 day, 0:00:00", "1 day, 0:00:00"),
+        ("map {'a': 1}", '{"a": 1}', {"a": 1}),
+        ("'101'::bit", "101", "101"),
+        ("'infinity'::timestamp", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999"),
+        ("'0044-03-15 (BC)'::date", "0044-03-15 (BC)", "0044-03-15 (BC)"),
+        ("date '2026-11-30'", "2026-11-30", "2026-11-30"),
+        ("'nan'::double", "nan", None),
+        ("null", "", None),
+    ],
+)
+def test_a_value_of_each_type_is_as_duckdb_has_it(store, terminal, value, printed, parsed):
+    assert terminal.said("sql", f"select {value} as v, 1 as one")[1].split("  ")[0] == printed
+    assert terminal.read("sql", f"select {value} as v") == [{"v": parsed}]
+
+
 def test_a_table_is_printed_for_people(measured, terminal):
     assert terminal.said("sql", "SELECT run, depth FROM Runs ORDER BY run") == [
         "run     depth",

@@ -77,9 +77,10 @@ def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path
     new = write(tmp_path / "new", RIGHT["new"])
     (tmp_path / "old").mkdir()
     assert not pair(tmp_path / "old", new).differences
-    for name in ("examples.parquet", "losses.parquet"):
-        (tmp_path / "old" / name).write_text("[")
-        with pytest.raises(ArtifactError, match=name):
+    damaged = [("examples.parquet", "["), ("losses.parquet", "[")]
+    for name, text in [*damaged, ("scores.json", "not_json"), ("scores.json", "[1]")]:
+        (tmp_path / "old" / name).write_text(text)
+        with pytest.raises(ArtifactError, match=f"{name} of old "):
             pair(tmp_path / "old", new)
         (tmp_path / "old" / name).unlink()
 
