@@ -138,7 +138,7 @@ def _text(changed: Mapping[str, Tree], data: str, folder: Path) -> dict[str, str
                 f"{name} is set twice: by data, and to {changed[name]}",
                 hint="leave one of them out",
             )
-    return text_settings(absolute_text(data, folder))
+    return text_settings(_absolute(folder, data))
 
 
 def _with_nulls(kind: Any, value: Any) -> Any:

@@ -215,7 +215,7 @@ Retries: TypeAlias = Annotated[int, RETRY]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class BuildParameters:
     """Where something is built, and how. No result depends on it, up to rounding."""
 
     gpus: Gpus = None
@@ -227,7 +227,7 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest(Placed):
+class RunRequest(BuildParameters):
     """A run of a profile: what is trained, which stages, and where."""
 
     profile: ProfileName = "tiny"
@@ -316,7 +316,12 @@ def request_of(kind: type[_Request], parameters: Mapping[str, Any]) -> _Request:
 
 
 def absolute_text(data: str, folder: Path = Path()) -> str:
-    """Return a text's address; of a path, which is relative to `folder`, the absolute one."""
+    """Return a text's address; of a path, which is relative to `folder`, the absolute one.
+
+    Raises ConfigError if it is empty, as a shell's unset variable is.
+    """
+    if not data:
+        raise ConfigError("the address of a text is empty", hint="give a folder, hf:// or s3://")
     return data if data[:5] in SOURCES else os.path.abspath(folder / Path(data).expanduser())
 
 

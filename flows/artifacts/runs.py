@@ -179,13 +179,16 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
     ids = [run for _, run in listed_runs(store, name)]
-    return (run for run in _read_runs(partial(find_run, store), ids) if run.name == name)
-
-
-def _read_runs(read: Callable[[str], Run | None], ids: list[str]) -> Iterator[Run]:
-    """Yield the runs with these ids that exist."""
     # The first alone: most callers stop there.
-    found = chain(map(read, ids[:1]), in_parallel(read, ids[1:]))
+    found = _read_runs(partial(find_run, store), ids, alone=1)
+    return (run for run in found if run.name == name)
+
+
+def _read_runs(
+    read: Callable[[str], Run | None], ids: list[str], *, alone: int = 0
+) -> Iterator[Run]:
+    """Yield the runs with these ids that exist: the first `alone` one by one, then in parallel."""
+    found = chain(map(read, ids[:alone]), in_parallel(read, ids[alone:]))
     return (run for run in found if run is not None)
 
 

@@ -185,7 +185,7 @@ def fetch_file(
 def repair_of(store: Store, manifest: Manifest) -> str:
     """Return the hint for a file whose object in the store is not what the manifest says."""
     return (
-        "the store's copy is damaged; if another store has a whole one, remove this one, and "
+        "the store's copy is damaged; if another store has a whole one, remove that object, and "
         f"`nanochat push {manifest.name} --to {store.url} --store THE-OTHER` sends it; `nanochat "
         f"run PROFILE --force {manifest.stage}` builds another artifact; move tags to its run"
     )

@@ -26,7 +26,9 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     given: dict[str, Any] = shared(RunRequest, where) | what | {"profile": profile}
     given |= {"store": where.store_url, "place": where.place_settings}
     request = RunRequest(**given)
-    request = replace(request, data=request.data and absolute_text(request.data)).resolved
+    if request.data is not None:
+        request = replace(request, data=absolute_text(request.data))
+    request = request.resolved
     if profile in PROFILES:
         return request
     if not is_profile_file(profile):

@@ -19,7 +19,7 @@ from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
 from flows.profiles import PROFILES
-from flows.run_request import NAME, Option, Overrides, Placed, RunRequest, shared
+from flows.run_request import NAME, BuildParameters, Option, Overrides, RunRequest, shared
 from flows.stages import BASE_EVAL, EVALUATORS, PRETRAIN, ROWS, SFT, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
@@ -44,7 +44,7 @@ MODEL = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRequest(Placed):
+class EvalRequest(BuildParameters):
     """An evaluation of a model: the suite, the rule for what counts as worse, and where."""
 
     model: Annotated[str, MODEL] = "main"

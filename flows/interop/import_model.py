@@ -11,14 +11,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from flows.artifacts.names import Watch
 from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import (
@@ -35,7 +33,7 @@ from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
 from flows.interop.card import KINDS, read_card
 from flows.stages import TOKENIZER
-from infra.storage.base import OnBytes, Store
+from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.interop.hub_files import HubModel, download_model, is_on_hub, pin_model
@@ -76,7 +74,7 @@ def import_model(
     is_foreign: bool = False,
     scratch: Path,
     log: Log,
-    watch: Callable[[int], AbstractContextManager[OnBytes]],
+    watch: Watch,
 ) -> Import:
     """Import the model in the directory `path` as a run called `name`.
 
@@ -218,13 +216,13 @@ def _identify(stage: str, files: Path) -> Identity:
 
 
 def name_in_store(
-    store: Store, model: str, *, is_foreign: bool = False, log: Log, **options: Any
+    store: Store, model: str, *, is_foreign: bool = False, scratch: Path, log: Log, watch: Watch
 ) -> str:
     """Return the name by which the store has `model`; an address on the Hub is imported first.
 
     Other names are returned as they are. The commit that the address means today is in the name of
     the import's run, so the next command finds it without a download. With `is_foreign` a model
-    that only transformers can run is imported too. The other options are those of `import_model`.
+    that only transformers can run is imported too. `scratch` and `watch` are as of `import_model`.
     Raises like `pin_model`, `download_model` and `import_model`.
     """
     if not is_on_hub(model):
@@ -237,7 +235,9 @@ def name_in_store(
                 return f"{stage}@{name}"
     log(f"importing {pinned.address} into {store.url}")
     try:
-        done = import_from_hub(store, pinned, name=name, is_foreign=is_foreign, log=log, **options)
+        done = import_from_hub(
+            store, pinned, name=name, is_foreign=is_foreign, scratch=scratch, log=log, watch=watch
+        )
     except ConfigError as error:  # of a choice for which only `import` has options
         again = f"with nanochat import {model} --name NAME"
         error.hint = "; ".join(filter(None, (error.hint, again)))
@@ -249,15 +249,31 @@ def import_from_hub(
     store: Store,
     model: HubModel,
     *,
+    name: str,
+    kind: str | None = None,
+    tokenizer: Path | None = None,
     step: int | None = None,
+    era: str | None = None,
     is_foreign: bool = False,
+    scratch: Path,
     log: Log,
-    **options: Any,
+    watch: Watch,
 ) -> Import:
     """Download a model and import it; the options are those of `import_model`."""
-    path = download_model(model, step=step, is_foreign=is_foreign, log=log)
-    options |= {"step": step, "is_foreign": is_foreign, "origin": {"address": model.address}}
-    return import_model(store, path, log=log, **options)
+    return import_model(
+        store,
+        download_model(model, step=step, is_foreign=is_foreign, log=log),
+        name=name,
+        kind=kind,
+        tokenizer=tokenizer,
+        step=step,
+        era=era,
+        origin={"address": model.address},
+        is_foreign=is_foreign,
+        scratch=scratch,
+        log=log,
+        watch=watch,
+    )
 
 
 def run_name(model: HubModel) -> str:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from flows.run_request import (
     RUN_NAME,
+    BuildParameters,
     Depth,
     Nodes,
     Option,
     Overrides,
-    Placed,
     ProfileName,
     list_of,
 )
@@ -43,7 +43,7 @@ REDUCTION = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepRequest(Placed):
+class SweepRequest(BuildParameters):
     """A sweep: the grid of settings, and where its runs are built."""
 
     profile: ProfileName = "tiny"

@@ -49,7 +49,10 @@ _HINTS = {
     errno.ENOSPC: "free some space, or point NANOCHAT_STORE at another disk",
     errno.EDQUOT: "free some space, or point NANOCHAT_STORE at another disk",
     errno.EACCES: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
-    errno.EPERM: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
+    **dict.fromkeys(
+        (errno.EPERM, errno.EOPNOTSUPP),
+        "check who owns it, and that its file system has hard links: exFAT has none",
+    ),
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOSYS),
         "its file system locks no files: mount it with locks, or use an S3 store",
@@ -206,7 +209,7 @@ class LocalStore:
         return removed
 
     def check_conditions(self) -> None:
-        """See Store. Every directory has them."""
+        """See Store. Checks nothing: put_if_absent raises StoreError without hard links."""
 
     def _path(self, key: str) -> Path:
         with self._writing():

@@ -124,7 +124,7 @@ def _schedule(
     from infra.prefect.server import shared_server
 
     # Before `_connect`, which sets PREFECT_API_URL.
-    shared = shared_server(options.home_path)
+    server = shared_server(options.home_path)
     _connect(options)
     from deployments.evals import apply, evaluation
 
@@ -142,12 +142,12 @@ def _schedule(
         },
         # Workers of a local server share this machine and its home. Those of a shared server may be
         # on other machines, where this path means nothing.
-        environment={} if shared else {"NANOCHAT_HOME": str(options.home_path)},
+        environment={} if server else {"NANOCHAT_HOME": str(options.home_path)},
     )
     apply(wanted)
     # Not `prefect worker start`: it does not know the password of the home's server.
     worker = ["nanochat", "up", "--pool", "cpu", *StoreOptions(home=options.home).argv]
-    words = [f"PREFECT_API_URL={shared}", *worker] if shared else worker
+    words = [f"PREFECT_API_URL={server}", *worker] if server else worker
     state = "paused" if paused else f"{cron} ({zone})"
     print_lines(
         [

@@ -20,7 +20,7 @@ from flows.cli.options import (
     check_gpus,
     check_workers,
 )
-from flows.cli.output import password_line, print_error, print_lines, screen
+from flows.cli.output import password_line, print_error, print_lines, print_warning, screen
 from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
@@ -65,7 +65,7 @@ def run(
     store, and the pool gpu for GPU stages.
     """
     # The command finishes a rebuild that has begun; with --force it would begin again.
-    data = options.data and absolute_text(options.data)
+    data = None if options.data is None else absolute_text(options.data)
     once = replace(options, force=(), from_stage=None, data=data)
     again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)
@@ -149,7 +149,7 @@ def check_room(home: Path, store: Store) -> None:
         raise ConfigError(found.found, hint=found.remedy)
     store.check_conditions()
     key = f"{TRIALS}/{uuid.uuid4().hex}"
-    store.put(key, b"")
+    store.put_if_absent(key, b"")  # as a lease is taken: exFAT and some FUSE have no hard links
     store.delete(key)
 
 
@@ -178,19 +178,24 @@ def ending(
 ) -> Table:
     """Return the facts at the end of a run: what its models score, its report card, what is next.
 
-    `made` are its artifacts, by stage. Raises ArtifactError, StoreError.
+    `made` are its artifacts, by stage. Prints a warning if an evaluation is damaged: the run has
+    finished. Raises ArtifactError for a damaged report card, and StoreError.
     """
     from flows.artifacts.cache import fetch
     from flows.report.inputs import Artifact
     from flows.report.scores import chat_scores, summary
 
-    evaluations = {
-        model.name: Artifact(manifest=m, files=fetch(store, m, cache) / "files", events=())
-        for model in CHAT_MODELS
-        if (m := made.get(EVALUATORS[model.name].name))
-    }
-    base = made.get(PRETRAIN.name)
-    lines = list(summary(base.provenance.metrics if base else {}, chat_scores(evaluations)))
+    lines: list[str] = []
+    try:
+        evaluations = {
+            model.name: Artifact(manifest=m, files=fetch(store, m, cache) / "files", events=())
+            for model in CHAT_MODELS
+            if (m := made.get(EVALUATORS[model.name].name))
+        }
+        base = made.get(PRETRAIN.name)
+        lines += summary(base.provenance.metrics if base else {}, chat_scores(evaluations))
+    except ArtifactError as error:
+        print_warning(f"no scores: {error}")
     if report := made.get(REPORT.name):
         lines.append(f"report card: {fetch(store, report, cache) / 'files' / 'report.html'}")
     chats = {name for model in CHAT_MODELS for name in (model.name, EVALUATORS[model.name].name)}

@@ -108,12 +108,18 @@ def test_data_may_be_a_dataset_on_the_hub(tmp_path):
     assert file.overrides == ("shards.path=owner/name", "shards.source=hub")
 
 
+def test_null_is_no_folder(tmp_path):
+    file = read(tmp_path, 'profile = "tiny"\ndata = "null"')
+    assert file.overrides == ("shards.path=null", "shards.source=local")
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("", "it names no profile"),
         ("profile = tiny", "is not TOML"),
         ("profile = 5", "profile is 5, expected str"),
+        ('profile = "tiny"\ndata = ""', "the address of a text is empty"),
         ('profile = "tinny"', "there is no profile 'tinny'"),
         ('profile = "my.toml"', "there is no profile 'my.toml'"),
         ('profile = "tiny"\ndepth = true', "depth is True, expected int"),

@@ -1,5 +1,7 @@
 """What cannot work is found before a Prefect server is started."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,19 @@ def test_a_pool_without_any_server_has_no_workers(terminal, words, tmp_path, mon
 def test_a_store_that_refuses_writes_is_refused(terminal, words, more, closed_store, tmp_path):
     error, _ = terminal.fails(*words, "--store", closed_store, *more)
     assert error.startswith(f"store {closed_store} refuses: ")
+    assert not (tmp_path / PREFECT).exists()
+
+
+@pytest.mark.parametrize("words", COMMANDS[:2], ids=str)
+def test_a_store_without_hard_links_is_refused(terminal, words, store, tmp_path, monkeypatch):
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    error, hint = terminal.fails(*words)
+    assert error.startswith(f"store {store.url} refuses: operation not permitted")
+    assert "hard links" in hint
+    assert not list(store.list("names/"))
     assert not (tmp_path / PREFECT).exists()
 
 

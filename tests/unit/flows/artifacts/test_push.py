@@ -90,6 +90,12 @@ def test_an_object_of_another_size_is_sent_again(source, target, artifacts, tmp_
     assert send(source, target, "tiny").lacking.damaged == 1
     assert file.key in target.uploaded
     check_same(source, target, artifacts[1], tmp_path / "cache")
+    # As the hint for a damaged object asks: the manifest is there, and its object was removed.
+    target.delete(file.key)
+    target.uploaded.clear()
+    send(source, target, "tiny")
+    assert target.uploaded == [file.key]
+    check_same(source, target, artifacts[1], tmp_path / "fresh")
 
 
 @pytest.mark.parametrize("kind", ["flipped", "shorter", "gone"])

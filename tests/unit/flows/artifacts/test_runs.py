@@ -127,6 +127,8 @@ def test_many_runs_are_read_at_the_same_time(tmp_path):
     for number in range(9):
         put_run(store, run_id("tiny", number))
     assert len(list(newest_runs(store, "tiny"))) == 9
+    newest = ""  # the latest runs are all wanted, so none is read alone
+    assert len(latest_runs(store, 8, unread=[])) == 8
 
 
 def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_path):

@@ -138,3 +138,5 @@ def test_text_on_the_command_line_may_be_a_relative_path():
     request = read_request("tiny", RunOptions(data="letters", steps=9))
     settings = (f"shards.path={Path.cwd() / 'letters'}", "shards.source=local")
     assert request.overrides == ("pretrain.num_steps=9", *settings)
+    with pytest.raises(ConfigError, match="the address of a text is empty"):
+        read_request("tiny", RunOptions(data=""))  # of an unset variable of the shell

@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from flows.artifacts.cache import Cache
 from flows.building.build import uri_of
 from flows.cli.train.run import ending, first_chat
@@ -73,3 +75,32 @@ def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_n
     base = NEXT.replace("chat mine", "chat pretrain@mine")
     assert ending_of({"pretrain": imported}, store, tmp_path) == [base]
     assert ending_of({"tokens": make_manifest("tokens")}, store, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"examples.parquet": b""}, " has no scores.json"),
+        ({"scores.json": b"not_json"}, " is not JSON: Expecting value"),
+        ({"scores.json": b"[1]"}, " is not a JSON object"),
+        ({"scores.json": None}, " is gone"),
+    ],
+)
+def test_a_finished_run_with_a_damaged_evaluation_still_ends_with_its_card(
+    tmp_path, capsys, files, reason
+):
+    store = LocalStore(tmp_path / "store")
+    whole = {name: data or b"{}" for name, data in files.items()}
+    evaluation = publish_files(store, "chat_eval_sft", whole, tmp_path)
+    for file in evaluation.files:
+        if files[file.path] is None:
+            store.delete(file.key)
+    report = publish_files(store, "report", {"report.html": b"card"}, tmp_path)
+    made = {"chat_eval_sft": evaluation, "report": report}
+    card, after = ending_of(made, store, tmp_path)
+    assert Path(card.removeprefix("report card    ")).read_text() == "card"
+    assert after == NEXT
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: no scores: ")
+    assert reason in warning
+    assert evaluation.name in warning
