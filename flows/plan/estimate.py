@@ -13,23 +13,23 @@ from nanochat_core.config import RunConfig
 from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
-# Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
-# AVX-512, 2026-11-27: what a first plan of `tiny` on a CPU says.
+# Seconds of tiny's stages, which a first plan of it on a CPU shows: `nanochat run tiny`
+# on two idle cores of an AMD EPYC with AVX-512, 2026-11-30. Slower CPUs take longer.
 MEASURED = {
-    "shards": 5.8,
-    "task_data": 3.8,
-    "tokenizer": 0.9,
-    "tokens": 1.5,
-    "rows": 0.7,
-    "pretrain": 40.0,
-    "base_eval": 6.2,
-    "midtrain": 96.0,
-    "sft": 67.0,
-    "rl": 32.0,
-    "chat_eval_midtrain": 9.0,
-    "chat_eval_sft": 9.4,
-    "chat_eval_rl": 9.0,
-    "report": 2.4,
+    "shards": 2.8,
+    "task_data": 3.3,
+    "tokenizer": 0.45,
+    "tokens": 0.55,
+    "rows": 0.25,
+    "pretrain": 3.9,
+    "base_eval": 1.6,
+    "midtrain": 23.0,
+    "sft": 42.0,
+    "rl": 2.9,
+    "chat_eval_midtrain": 1.9,
+    "chat_eval_sft": 1.9,
+    "chat_eval_rl": 1.9,
+    "report": 0.8,
 }
 MAX_SCALED = 10.0  # times more or less work than a build did; overheads do not scale
 _EQUAL = 1.01  # amounts of work whose ratio is below that are the same

@@ -136,7 +136,7 @@ def build_units(
     `runs` are the records by member label; the plan is only shown. The members to build follow from
     the results so far, again after each unit. Once no unit runs, the results are shown and written
     even if some failed. Raises StageError that names the failed members, StageInterrupted if the
-    sweep was stopped, and bugs of ours unchanged.
+    sweep was stopped, and at the end the first error that is a bug of ours, unchanged.
     """
     work = _Work(
         sweep=sweep,
@@ -160,6 +160,8 @@ def build_units(
                     if len(work.built) == len(work.futures):
                         break
                     work.wait()
+            if work.fault is not None:
+                raise work.fault
             for label in work.records:
                 work.end_record(label)
         except BaseException as error:
@@ -200,6 +202,8 @@ class _Work:
     # By label of the units that ended; None: it failed, or one that it needs did.
     built: dict[str, Built | None] = field(default_factory=dict[str, Any])
     errors: dict[str, NanochatError] = field(default_factory=dict[str, Any])  # of units that failed
+    # The first of another kind: a bug of ours, or a unit that was interrupted alone.
+    fault: Exception | None = None
 
     def start(self, members: Sequence[Member]) -> None:
         """Record the members that are new, and submit those of their units that are not yet."""
@@ -215,7 +219,7 @@ class _Work:
                     self._submit(unit, member)
 
     def wait(self) -> None:
-        """Wait until another unit has ended. Raises StageInterrupted if it was interrupted."""
+        """Wait until another unit has ended. Raises StageInterrupted if the sweep was stopped."""
         label = self.ended.get()
         future = self.futures[label]
         future.wait()  # it has ended: this only reads its state
@@ -226,10 +230,11 @@ class _Work:
         if state.is_failed() or state.is_crashed() or state.is_cancelled():
             try:
                 state.result()
-            except StageInterrupted:
-                raise
-            except NanochatError as error:
-                self.errors[label] = error
+            except Exception as error:  # noqa: BLE001 - the other points continue
+                if isinstance(error, NanochatError) and not isinstance(error, StageInterrupted):
+                    self.errors[label] = error
+                else:
+                    self.fault = self.fault or error
 
     def results(self) -> dict[str, Manifest | None]:
         """Return the last artifact of each member that has ended."""

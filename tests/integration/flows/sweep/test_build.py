@@ -17,16 +17,17 @@ from tests.support.flows.toy_sweep import make_stages, toy_sweep
 
 
 class Ended:
-    """The future of a unit that has ended: with an artifact, or interrupted."""
+    """The future of a unit that has ended: with an artifact, or an error if there is none."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: Any, error: Exception | None = None) -> None:
         self._made = made
+        self._error = error or StageInterrupted("the run is being stopped")
         self.state = SimpleNamespace(
             is_completed=lambda: made is not None,
             is_failed=lambda: made is None,
             is_crashed=lambda: False,
             is_cancelled=lambda: False,
-            result=self._interrupted,
+            result=self._fail,
         )
 
     def add_done_callback(self, note: Any) -> None:
@@ -36,29 +37,22 @@ class Ended:
     def wait(self) -> None:
         """Return at once."""
 
-    def _interrupted(self) -> None:
-        raise StageInterrupted("the run is being stopped")
+    def _fail(self) -> None:
+        raise self._error
 
     def result(self) -> Any:
         """Return what was built."""
         return SimpleNamespace(manifest=self._made)
 
 
-def test_a_sweep_that_is_cancelled_after_a_point_has_finished_begins_no_other_run(
-    toys, monkeypatch
-):
+def runs_begun(toys: Any, monkeypatch: Any, submit: Any, stop: threading.Event, error: Any) -> Any:
+    """Build a sweep of five points and three seeds that ends with `error`; return sweep and runs.
+
+    The runs are the labels of the members that were begun.
+    """
     from flows.orchestration import flow_setup
     from flows.sweep import build
     from flows.sweep.plan import units_of
-
-    stop = threading.Event()
-
-    def submit(stage: Any, *given: Any, label: str, **options: Any) -> Ended:
-        if label == "p2 s1 / pretrain":
-            stop.set()  # Cancel, when base and p1 have finished; the others are interrupted
-        if stop.is_set():
-            return Ended(None)
-        return Ended(make_manifest(stage.name, config={"unit": label}, metrics={"val_bpb": 1.0}))
 
     pages = SimpleNamespace(tag_flow_run=lambda *runs: None, close=lambda: None)
     monkeypatch.setattr(build, "BackgroundWriter", lambda name: pages)
@@ -72,9 +66,38 @@ def test_a_sweep_that_is_cancelled_after_a_point_has_finished_begins_no_other_ru
         for m in sweep.members
     }
     context = replace(toys.context(), stop=stop)
-    with pytest.raises(StageInterrupted):
+    with pytest.raises(error):
         build.build_units(sweep, units_of(sweep, make_stages(toys)), context, runs)
+    return sweep, {m.label for m in sweep.members if find_run(context.store, runs[m.label].run)}
 
-    begun = {m.label for m in sweep.members if find_run(context.store, runs[m.label].run)}
+
+def made_by(stage: Any, label: str) -> Ended:
+    """Return a unit with an artifact."""
+    return Ended(make_manifest(stage.name, config={"unit": label}, metrics={"val_bpb": 1.0}))
+
+
+def test_a_sweep_that_is_cancelled_after_a_point_has_finished_begins_no_other_run(
+    toys, monkeypatch
+):
+    stop = threading.Event()
+
+    def submit(stage: Any, *given: Any, label: str, **options: Any) -> Ended:
+        if label == "p2 s1 / pretrain":
+            stop.set()  # Cancel, when base and p1 have finished; the others are interrupted
+        return Ended(None) if stop.is_set() else made_by(stage, label)
+
+    sweep, begun = runs_begun(toys, monkeypatch, submit, stop, StageInterrupted)
     bases = {f"{sweep.points[0].label} s{seed}" for seed in (1, 2, 3)}
     assert begun == bases | {f"p{point} s1" for point in (1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), StageInterrupted("it alone")])
+def test_the_other_points_continue_after_an_error_that_is_raised_at_the_end(
+    toys, monkeypatch, error
+):
+    def submit(stage: Any, *given: Any, label: str, **options: Any) -> Ended:
+        return Ended(None, error) if label == "p1 s1 / pretrain" else made_by(stage, label)
+
+    _, begun = runs_begun(toys, monkeypatch, submit, threading.Event(), type(error))
+    assert begun >= {"p2 s3", "p3 s2"}
+    assert "p1 s2" not in begun

@@ -20,6 +20,11 @@ from nanochat_core.tokenizer.bpe import (
 from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS, PATTERNS, SPLIT_PATTERN
 
 VOCAB_SIZE = 400
+# As in nanochat's tokenizer.py; it is fixed, since models that others trained rely on it.
+PUBLISHED = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 
 
 def texts():
@@ -61,8 +66,12 @@ def ours_and_published():
     pairs = {bytes([a]): a for a in range(256)}
     pairs |= {bytes([a, b]): 65791 - 256 * a - b for a in range(256) for b in range(256)}
     return Tokenizer(pairs), tiktoken.Encoding(
-        name="published", pat_str=SPLIT_PATTERN, mergeable_ranks=pairs, special_tokens={}
+        name="published", pat_str=PUBLISHED, mergeable_ranks=pairs, special_tokens={}
     )
+
+
+def test_the_pattern_is_the_published_one():
+    assert SPLIT_PATTERN == PUBLISHED
 
 
 def test_text_is_cut_as_the_published_pattern_says():
