@@ -38,7 +38,7 @@ def put_measured(
     steps: Sequence[Mapping[str, Any]] = (),
     examples: Sequence[Mapping[str, Any]] = (),
     losses: Sequence[Mapping[str, Any]] = (),
-    scores: Mapping[str, Any] | None = None,
+    scores: object = None,
     **facts: Any,
 ) -> Manifest:
     """An artifact in the store whose steps, examples and scores.json can be read."""

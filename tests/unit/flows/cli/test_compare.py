@@ -2,6 +2,8 @@
 
 import pytest
 
+from flows.cli.app import main
+from flows.compare.compare import delta_between
 from flows.identity.fingerprint import fingerprint_of
 from tests.support.flows.measured import put_measured
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -95,6 +97,22 @@ def test_a_run_that_lacks_a_stage_has_no_numbers_there(store, terminal):
 def test_that_nothing_was_measured_is_reported(store, terminal):
     put_run(store, "a", put_measured(store, "shards"), name="a")
     terminal.shows("compare a a")
+
+
+def test_scores_that_are_no_object_are_an_error_and_a_difference_is_then_not_of_pairs(
+    store, capsys
+):
+    ends = {"sums": 0.5, "sums_low": 0.4, "sums_high": 0.6}
+    old, new = (
+        put_measured(store, "base_eval", config={"seed": seed}, metrics=ends, scores=[1])
+        for seed in (0, 1)
+    )
+    assert main(["compare", old.name, new.name]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"error: scores.json of {old.name} is not a JSON object"
+    delta = delta_between(store, old, new, "sums")  # as the check for a regression asks
+    assert (delta.value, delta.is_clear) == (0.0, False)
+    assert delta.low is not None
 
 
 # Questions that are not the same.
