@@ -53,7 +53,8 @@ class Option:
     """The declaration of a parameter, besides its name, type and default.
 
     The rules, in JSON schema, bind forms and API clients: the server names the field that breaks
-    one. They do not bind a caller in Python; the flow checks with better messages.
+    one. They do not bind a caller in Python: the flow checks most again, with better
+    messages, but not `drop` and `against` of an evaluation.
     """
 
     label: str  # in a form

@@ -150,9 +150,11 @@ def charts_of(
 def points_of(events: Sequence[dict[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
     """Return step and value of `name` in events of `kind` ("step" or "eval"), by step."""
     by_step = last_by_step(iter(events), kind).items()
-    # A diverged step logs NaN, which JSON and so Vega-Lite do not have.
+    found = ((step, values.get(name)) for step, values in by_step)
+    # A diverged step logs NaN, which JSON and so Vega-Lite do not have; another program's events
+    # may have text, null or a flag.
     return [
-        (step, values[name])
-        for step, values in by_step
-        if math.isfinite(values.get(name, math.nan))
+        (step, value)
+        for step, value in found
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     ]

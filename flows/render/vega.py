@@ -79,7 +79,7 @@ def picture(panels: Iterable[Panel]) -> str:
     ]
     background = COLOURS["card"]
     drawing = _draw({"hconcat": content}, font="sans-serif", padding=12, background=background)
-    drawing = re.sub(r"var\(--(\w+)\)", lambda name: LIGHT[name[1]], drawing)
+    drawing = re.sub(r"var\(--(\w+)\)", lambda name: LIGHT.get(name[1], name[0]), drawing)
     # A tenth of a pixel is enough in tags; the text between them is shown.
     return re.sub("<[^>]*>", lambda tag: re.sub(r"(\.\d)\d+", r"\1", tag[0]), drawing)
 

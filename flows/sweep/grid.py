@@ -229,6 +229,8 @@ def _check(request: SweepRequest, varied: Mapping[str, Sequence[str]]) -> None:
     if not request.seeds or len(set(request.seeds)) < len(request.seeds):
         given = ",".join(map(str, request.seeds)) or "none"
         raise ConfigError(f"seeds are {given}, expected different ones", hint="like --seeds 42,43")
+    if request.reduction < 1:
+        raise ConfigError(f"reduction is {request.reduction}", hint="at least 1, which stops none")
     if DEPTH in varied and request.depth is not None:
         raise ConfigError(
             f"depth is {request.depth}, but the sweep varies it", hint="leave the depth out"

@@ -32,7 +32,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.evaluate.intervals import mean_over_seeds
 from nanochat_core.job import write_json
 
-FORMAT = 1  # of the JSON
+FORMAT = 2  # of the JSON
 FAILED = math.inf  # the score of a point from the seed on that failed
 # Fields of the request that decide the results.
 _RECORDED = ("profile", "depth", "overrides", "vary", "seeds", "stage", "reduction", "run_name")

@@ -190,17 +190,22 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
     """Print which models are evaluated on a schedule, and return the exit code."""
     from infra.prefect.server import find_server, shared_server
 
-    rows: list[tuple[str, ...]] = []
+    found: list[Wanted] = []
     # Schedules are in the server's database. A server that does not run is not started to ask.
     if shared_server(place.home_path) or find_server(place.home_path):
         _connect(place)
         from deployments.evals import read_evaluations
 
-        rows = [*map(_row, read_evaluations())]
+        found = read_evaluations()
     columns = texts("model", "cron", "timezone", "state", "metric", "drop", "against")
     none = "nothing is scheduled: nanochat evals MODEL --schedule"
-    table = Table(columns=columns, rows=rows)
-    print_result(table.tree, [table if rows else none], as_json=as_json)
+    table = Table(columns=columns, rows=[*map(_row, found)])
+
+    def tree() -> list[dict[str, str | None]]:
+        metrics = [each.parameters.get("metric") for each in found]  # None: the first of three
+        return [{**row, "metric": m} for row, m in zip(table.tree(), metrics, strict=True)]
+
+    print_result(tree, [table if found else none], as_json=as_json)
     return 0
 
 

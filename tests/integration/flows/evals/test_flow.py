@@ -196,6 +196,7 @@ def test_a_schedule_given_twice_is_one_and_is_changed(prefect_terminal, store, s
     assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
     assert lines[2] == f"worker  PREFECT_API_URL={server.api_url} nanochat up --pool cpu"
     assert terminal.said("evals")[1].split()[-3:] == ["val_bpb", "0.02", "previous"]
+    assert [each["metric"] for each in terminal.read("evals")] == [None]  # the first of three
     changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
     rule = ("--metric", "spelling", "--drop", "0.1")
     *_, at_once = terminal.said("evals", "--schedule", "main", *changed, *rule)

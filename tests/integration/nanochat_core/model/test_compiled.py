@@ -87,8 +87,11 @@ def test_only_autotune_has_products_timed_and_in_bf16_also_fused_ones(monkeypatc
     compile_(len, options=timed)  # raises where torch does not know an option
 
 
-def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(monkeypatch, by_block):
-    of_chat = by_block  # each evaluation once, and each way to compile
+# Two of four pairs: each evaluation once, and each way to compile.
+@pytest.mark.parametrize(("by_block", "of_chat"), [(False, False), (True, True)])
+def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
+    monkeypatch, by_block, of_chat
+):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model = GPT(CONFIG, numerics("fp32"))
     model.init_weights(1)

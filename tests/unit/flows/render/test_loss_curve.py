@@ -5,7 +5,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from flows.render.charts import charts_of
-from flows.render.vega import picture_url
+from flows.render.vega import COLOURS, LIGHT, Panel, channel, layer, picture, picture_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -37,6 +37,10 @@ def test_a_stage_that_nothing_is_known_of_shows_its_loss():
 def test_what_is_no_number_is_no_point():
     [chart] = charts_of("sft", [step(1, loss=1.0), step(2, loss=float("nan"))])[:1]
     assert chart.curves == [[(1, 1.0)]]
+    foreign: list[Any] = [None, "2", True]
+    assert charts_of("sft", [step(n, loss=value) for n, value in enumerate(foreign)])[0].curves == [
+        []
+    ]
     assert charts_of("rows", [step(1), step(2)])[0].curves == [[]]
 
 
@@ -47,6 +51,15 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last():
     assert points == [(1, 9.0), (2, 8.0), (3, 3.0), (4, 2.0)]
     logged = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
     assert points == [(row["step"], row["loss"]) for row in rows_of(logged)]  # as metrics.parquet
+
+
+def test_a_text_that_looks_like_a_colour_stays_as_it_is():
+    axis = channel("step", scale={}, title="var(--x)")
+    layers = [layer([{"step": 1}], "point", {"color": COLOURS["accent"]}, x=axis)]
+    panel = Panel(title="a", caption="b", layers=layers, width=100, height=100, padding={})
+    drawing = picture([panel])
+    assert "var(--x)" in drawing
+    assert LIGHT["accent"] in drawing
 
 
 def test_the_picture_is_a_small_drawing_in_its_own_address():

@@ -101,6 +101,7 @@ def test_the_same_grid_has_the_same_name_and_another_one_another():
         ((LR,), {"overrides": ("seed=7",)}, "seed is set, but a sweep has its own seeds"),
         ((LR,), {"seeds": (1, 1)}, "seeds are 1,1, expected different ones"),
         ((LR,), {"seeds": ()}, "seeds are none, expected different ones"),
+        ((LR,), {"reduction": 0}, "reduction is 0"),
         ((LR,), {"stage": "sft"}, "stage sft has no score to compare"),
         ((LR,), {"run_name": "a/b"}, "cannot be the name of a run"),
         ((LR,), {"profile": "tinny"}, "there is no profile 'tinny'"),
