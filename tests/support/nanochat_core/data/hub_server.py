@@ -174,6 +174,9 @@ class HubServer:
 
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
+    # The client connects from eight threads at once. Linux drops a connection beyond the queue,
+    # five by default, and a client tries again after 1, 3 and 7 s of the ten that it waits.
+    request_queue_size = 64
 
     def __init__(self, hub: HubServer) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
