@@ -64,7 +64,13 @@ def up(
     """
     from infra.prefect.access import check_answers
     from infra.prefect.flow_runs import running_server
-    from infra.prefect.server import PORTS, adopt_password, find_server, shared_server
+    from infra.prefect.server import (
+        PORTS,
+        adopt_password,
+        find_password,
+        find_server,
+        shared_server,
+    )
     from infra.prefect.supervisor.supervisor import Supervisor, supervising
 
     if register and (port is not None or no_password):
@@ -89,8 +95,12 @@ def up(
         check_answers(shared)
     with supervising(home) as is_ours:
         # A server may run without workers: `nanochat run` started it.
-        of_server, of_workers = port or no_password, pool or place.store
-        if is_ours and of_server and find_server(home):
+        server, of_workers = find_server(home), pool or place.store
+        # The same options again are none of another server: a service gives them after its
+        # supervisor was killed, whose server stays.
+        of_server = port not in (None, server and server.port)
+        of_server |= no_password and not (server and find_password(home) is None)
+        if is_ours and of_server and server:
             raise ConfigError("a server runs already", hint=_RESTART_HINT)
         if not is_ours and (of_server or of_workers):
             raise ConfigError("server and workers are up already", hint=_RESTART_HINT)

@@ -89,6 +89,12 @@ def test_up_does_not_pretend_to_be_on_another_port(live: LiveStack) -> None:
     assert "nanochat down" in done.stderr
 
 
+def test_up_given_again_for_its_own_port_says_where_it_is(live: LiveStack) -> None:
+    done = live.nanochat("up", "--port", str(httpx.URL(live.api_url).port))
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_new_home_has_no_traceback_in_its_logs(live: LiveStack, prefect_database: Path) -> None:
     logs = {log.stem: log.read_text() for log in (live.home / "prefect").glob("*.log")}
 
