@@ -67,8 +67,8 @@ def up(
     from infra.prefect.server import (
         PORTS,
         adopt_password,
-        find_password,
         find_server,
+        password_path,
         shared_server,
     )
     from infra.prefect.supervisor.supervisor import Supervisor, supervising
@@ -99,7 +99,7 @@ def up(
         # The same options again are none of another server: a service gives them after its
         # supervisor was killed, whose server stays.
         of_server = port not in (None, server and server.port)
-        of_server |= no_password and not (server and find_password(home) is None)
+        of_server |= no_password and (server is None or password_path(home).exists())
         if is_ours and of_server and server:
             raise ConfigError("a server runs already", hint=_RESTART_HINT)
         if not is_ours and (of_server or of_workers):

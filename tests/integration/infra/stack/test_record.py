@@ -114,7 +114,7 @@ def test_a_server_that_the_supervisor_restarts_is_not_started_by_another_process
             assert start is not None
             replace(me, pid=other.pid, start=start).write(file)
 
-        with pytest.raises(ServerError, match=f"process {other.pid}, `nanochat up`, starts it"):
+        with pytest.raises(ServerError, match=f"process {other.pid}, `nanochat up`, supervises"):
             start_server(tmp_path)
         other.kill()
 
