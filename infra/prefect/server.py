@@ -137,7 +137,7 @@ def _check_not_restarted(home: Path) -> None:
     if supervisor is None or supervisor.pid == os.getpid():
         return
     raise ServerError(
-        f"no Prefect server runs here; process {supervisor.pid}, `nanochat up`, supervises this home",
+        f"no Prefect server runs; process {supervisor.pid}, `nanochat up`, supervises this home",
         hint="give the same command again in some seconds, or with the PREFECT_API_URL of `up`",
     )
 
