@@ -21,17 +21,16 @@ from nanochat_core.runtime.process_start import ProcessRef, kill
 
 @contextlib.contextmanager
 def earlier_workers_ended(
-    job: Job, log: Callable[[str], None], stop: threading.Event, *, seconds: float | None = None
+    job: Job, log: Callable[[str], None], stop: threading.Event
 ) -> Generator[bool]:
     """Hold the locks of the directory's workers; yields False if `stop` was set first.
 
-    A worker that still holds its lock after `seconds` is killed; None: a little more than the job's
-    grace. One that is no process of this
-    boot and PID namespace is only waited for: here its number means another process, or none. So is
-    one that did not write its name. After `seconds` the log says how to find either. Raises
-    StageError if a worker to be killed belongs to another user.
+    A worker that still holds its lock a little after the job's grace is killed. One that is no
+    process of this boot and PID namespace is only waited for: here its number means another
+    process, or none. So is one that did not write its name. Then the log says how to find either.
+    Raises StageError if a worker to be killed belongs to another user.
     """
-    limit = job.resources.grace_seconds + MARGIN_SECONDS if seconds is None else seconds
+    limit = job.resources.grace_seconds + MARGIN_SECONDS
     with contextlib.ExitStack() as files:
         # Opened to append: writing would erase the name that the holder left in its lock file.
         paths = job.directory.glob("worker-*.lock")

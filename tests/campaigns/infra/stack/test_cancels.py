@@ -65,7 +65,7 @@ def test_a_cancelled_run_stays_cancelled(stack: LiveStack, campaign: Campaign) -
     during = Counter(each.during for each in made)
     longest = max(each.seconds or 0.0 for each in made)
     campaign.found(f"{len(made)} cancelled, the longest took {longest:.0f} s: {dict(during)}")
-    print(*(f"{number} {moment}" for moment, number in during.most_common()), sep="\n")
+    print(*(f"{number} {state}" for state, number in during.most_common()), sep="\n")
     assert wrong == []
     assert left == []
     # Only attempts that a person's Cancel ended: no run of a request survives its caller.

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
-from infra.launch import torchrun
+from infra.launch import earlier
 from infra.launch.earlier import earlier_workers_ended
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.job import Job
@@ -59,6 +58,12 @@ def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def wait_for_earlier(seconds: float, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an earlier attempt's worker killed after so many seconds."""
+    margin = seconds - job.resources.grace_seconds
+    monkeypatch.setattr(earlier, "MARGIN_SECONDS", margin)
+
+
 def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
     jobs: ToyJobs, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,9 +71,7 @@ def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
     worker = int(jobs.wait_for_file(job.directory / "pid"))
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    monkeypatch.setattr(
-        torchrun, "earlier_workers_ended", partial(earlier_workers_ended, seconds=0.5)
-    )
+    wait_for_earlier(0.5, job, monkeypatch)
     said: list[str] = []
 
     def note(event: dict[str, Any]) -> None:
@@ -103,8 +106,9 @@ def test_a_stop_ends_the_wait_for_an_earlier_attempt(
 
 @pytest.mark.parametrize("elsewhere", ["another process", "another boot", "no name"])
 def test_a_worker_that_cannot_be_killed_from_here_is_named_once_with_how_to_find_it(
-    job: Job, holder: subprocess.Popen[bytes], elsewhere: str
+    job: Job, holder: subprocess.Popen[bytes], elsewhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait_for_earlier(0.1, job, monkeypatch)
     start = start_of(holder.pid)
     assert start is not None
     other = start_of(os.getpid()) if elsewhere == "another process" else f"x{start}"
@@ -124,7 +128,7 @@ def test_a_worker_that_cannot_be_killed_from_here_is_named_once_with_how_to_find
             return self.looks == 5 or super().wait(timeout)
 
     stop = Stop()
-    with earlier_workers_ended(job, said.append, stop, seconds=0.1) as ended:
+    with earlier_workers_ended(job, said.append, stop) as ended:
         assert not ended
 
     assert said == [
@@ -136,8 +140,9 @@ def test_a_worker_that_cannot_be_killed_from_here_is_named_once_with_how_to_find
 
 
 def test_stuck_workers_of_several_ranks_are_waited_for_together(
-    job: Job, holder: subprocess.Popen[bytes]
+    job: Job, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait_for_earlier(0.3, job, monkeypatch)
     lock = job.directory / "worker-1.lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -149,7 +154,7 @@ def test_stuck_workers_of_several_ranks_are_waited_for_together(
             (job.directory / f"worker-{rank}.lock").write_text(json.dumps(record))
         said: list[str] = []
 
-        with earlier_workers_ended(job, said.append, threading.Event(), seconds=0.3) as ended:
+        with earlier_workers_ended(job, said.append, threading.Event()) as ended:
             assert ended
 
         assert [line.split()[0] for line in dict.fromkeys(said)] == [
