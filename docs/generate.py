@@ -171,8 +171,6 @@ def commands() -> str:
 
     text = make_app().generate_docs(output_format="markdown", heading_level=1)
     text = text.partition("**")[2]  # the title and a second list of the commands stand before it
-    for idle in (" *[default: ()]*", " *[default: False]*"):
-        text = text.replace(idle, "")
     text = re.sub(r"^nanochat (\w+) \1 ", r"nanochat \1 ", text, flags=re.MULTILINE)
     for name, alias in (("fetch", "pull"), ("sweep", "miniseries")):  # aliases are left out
         text = text.replace(f"* [`{name}`]", f"* [`{name}`, `nanochat {alias}`]")

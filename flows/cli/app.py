@@ -158,7 +158,7 @@ def make_app(asked: str | None = None) -> "App":
     With an unknown or empty name all commands are listed, as the help and `did you mean` need it,
     but none of their modules is imported.
     """
-    from cyclopts import App, Group
+    from cyclopts import App, Group, Parameter
 
     # The help shows the groups in this order; cyclopts would sort them by name.
     groups = {
@@ -172,6 +172,8 @@ def make_app(asked: str | None = None) -> "App":
         version_flags=("--version", "-V"),
         help_format="plaintext",
         group_commands=Group("Options", sort_key=9),
+        # Help is in the docstrings of commands: no `--no-plan`, and no default that is no value.
+        default_parameter=Parameter(negative="", show_default=_default),
         # A command's own options come before those that it shares with others (WHAT, WHERE).
         group_parameters=Group("Options", sort_key=0),
         # By default cyclopts prints errors in a box of its own and exits. Here they are raised, and
@@ -194,12 +196,12 @@ def make_app(asked: str | None = None) -> "App":
             )
             continue
         function, usage = command.load(), command.usage
+        function.__doc__ = _unwrap(function.__doc__)
         app.command(
             function,
             name=name,
             group=group,
             sort_key=rank,
-            help=_unwrap(function.__doc__ or ""),
             usage=None
             if usage is None
             else f"Usage: nanochat {asked if alone else command.name} {usage}",
@@ -214,10 +216,14 @@ def _version() -> str:
     return version("nanochat-flows")
 
 
+def _default(value: Any) -> Any:
+    """Return a default as the help shows it, or None for one that means "not given"."""
+    return None if value in (None, ()) or value is False else value
+
+
 def _unwrap(text: str) -> str:
-    """Return a docstring with one line per paragraph, so that a terminal wraps it at its width."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    """Return a docstring with paragraphs and arguments on one line: a terminal wraps them."""
+    return re.sub(r"(?<=\S)\n(?!\n| {4}\w+: ) *", " ", inspect.cleandoc(text))
 
 
 def _call(arguments: Sequence[str]) -> int:

@@ -62,8 +62,6 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
         name=option.flag or None,
         group=_group(option),
         help=" ".join(filter(None, [option.help, option.more, *repeats])),
-        negative="" if repeats or kind is bool else None,
-        show_default=False if repeats else None,
         # Only the least: the most is that of a form, and a machine may have more.
         validator=Number(gte=option.rules["minimum"]) if "minimum" in option.rules else (),
     )
@@ -129,13 +127,11 @@ ModelName: TypeAlias = Annotated[
         "(sft/1a2b3c), a model directory or hf://OWNER/NAME."
     ),
 ]
-AsJson: TypeAlias = Annotated[
-    bool, Parameter(name="--json", negative="", help="Print JSON for programs.")
-]
+AsJson: TypeAlias = Annotated[bool, Parameter(name="--json", help="Print JSON for programs.")]
 
 CHANGES = 3  # exit code: there is something to do, a difference, or a model that got worse
 ExitCode: TypeAlias = Annotated[
-    bool, Parameter(negative="", help="Exit with 3 if there is something to report, not with 0.")
+    bool, Parameter(help="Exit with 3 if there is something to report, not with 0.")
 ]
 
 
@@ -238,7 +234,11 @@ class PlacementOptions(StoreOptions):
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(group=WHERE, help="Compile whole passes for a GPU; default by stage."),
+        Parameter(
+            negative="--no-compile",
+            group=WHERE,
+            help="Compile whole passes for a GPU; default by stage.",
+        ),
     ] = None
 
     @property

@@ -62,7 +62,7 @@ def plan_request(
     return planned
 
 
-def run_command(request: RunRequest, where: StoreOptions = StoreOptions()) -> str:  # noqa: B008 - frozen
+def run_command(request: RunRequest, where: StoreOptions = StoreOptions()) -> str:
     """Return the `nanochat run` command of a request, with the options `where`."""
     options = RunOptions(**shared(RunOptions, request, where))
     return shlex.join(["nanochat", "run", request.profile, *options.argv])
@@ -70,7 +70,7 @@ def run_command(request: RunRequest, where: StoreOptions = StoreOptions()) -> st
 
 def command_of_run(
     run: Run,
-    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    where: StoreOptions = StoreOptions(),
     *,
     use: tuple[str, ...] | None = None,
 ) -> str:

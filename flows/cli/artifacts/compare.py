@@ -39,21 +39,10 @@ _MAX_REASONS = 3
 
 
 def compare(
-    *references: Annotated[
-        str,
-        Parameter(
-            name="REF",
-            help="Two or more runs, by profile, tag or id, or artifacts of one stage (sft@tiny).",
-        ),
-    ],
-    answers: Annotated[
-        NotNegative, Parameter(help="Changed answers that are printed of each task; 0 for none.")
-    ] = 0,
-    html: Annotated[
-        Path | None,
-        Parameter(help="Write a page with the scores and all curves of training to this file."),
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    *references: Annotated[str, Parameter(name="REF")],
+    answers: NotNegative = 0,
+    html: Path | None = None,
+    place: StoreOptions = StoreOptions(),
     exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
@@ -68,6 +57,11 @@ def compare(
     would explain: its 95 % interval excludes 0. The interval is of pairs where the same questions
     were answered or the same text was read. Another seed of training may still explain it. gained
     and lost count answers that became right and wrong.
+
+    Args:
+        references: Two or more runs, by profile, tag or id, or artifacts of one stage (sft@tiny).
+        answers: Changed answers that are printed of each task; 0 for none.
+        html: Write a page with the scores and all curves of training to this file.
     """
     from flows.compare.curves import curve_tree, curves_of
     from flows.compare.score_table import page_of, write

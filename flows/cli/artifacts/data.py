@@ -5,9 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable
@@ -25,18 +23,24 @@ _NO_LIMIT = 2**62
 
 
 def data(
-    task: Annotated[str, Parameter(help="Name of a dataset, as task_data lists them.")],
+    task: str,
     /,
     *,
-    index: Annotated[int, Parameter(help="Which example, from 0.")] = 0,
-    split: Annotated[Literal["train", "test"], Parameter(help="Of which split.")] = "train",
-    run: Annotated[str, Parameter(help="A profile, run or tag whose datasets are shown.")] = "tiny",
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    index: int = 0,
+    split: Literal["train", "test"] = "train",
+    run: str = "tiny",
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Print a conversation as its tokens, what the model learns to write in colour.
 
     Without colours the learnt part stands between {+ and +}.
+
+    Args:
+        task: Name of a dataset, as task_data lists them.
+        index: Which example, from 0.
+        split: Of which split.
+        run: A profile, run or tag whose datasets are shown.
     """
     from nanochat_core.tokenizer.bpe import Tokenizer
     from nanochat_core.tokenizer.chat import render_conversation
@@ -59,14 +63,13 @@ def data(
     if as_json:
         tree = {"ids": ids, "mask": mask, "conversation": conversation}
         print_json({"task": task, "split": split, "index": index, **tree})
-        return 0
+        return
     print_line(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
     for is_target, text in pieces:
         shown = styled(text, "bold green" if is_target else "dim", sys.stdout)
         # No terminal, or NO_COLOR: the learnt part is marked.
         sys.stdout.write(f"{{+{text}+}}" if is_target and shown == text else shown)
     sys.stdout.write("\n")
-    return 0
 
 
 def _fetch(store: Store, stage: str, run: str, cache: Cache) -> Path:

@@ -61,30 +61,28 @@ def evals(
     model: Model | None = None,
     /,
     *,
-    schedule: Annotated[
-        bool, Parameter(negative="", help="Evaluate it from now on, by default every night.")
-    ] = False,
+    schedule: bool = False,
     cron: Annotated[
         str | None, Parameter(help=f"When: minute, hour, day, month, weekday. Default {NIGHTLY}.")
     ] = None,
-    timezone: Annotated[
-        str | None, Parameter(help="The time zone that the hours are of. Default UTC.")
-    ] = None,
-    pause: Annotated[
-        bool, Parameter(negative="", help="Do not start it; Prefect's pages can, or this again.")
-    ] = False,
-    remove: Annotated[
-        bool, Parameter(negative="", help="Remove the schedule, keep its history.")
-    ] = False,
+    timezone: str | None = None,
+    pause: bool = False,
+    remove: bool = False,
     options: EvalOptions = EvalOptions(),
     as_json: AsJson = False,
-) -> int:
+) -> int | None:
     """Evaluate a model, now or on a schedule with an alert; without MODEL show the schedules.
 
     Exits with 3 when the model got worse. All results go into the same history.
 
     With --schedule a worker of Prefect's pool cpu does the work: the command to start one is
     printed. A model that did not change costs nothing. Given again, the schedule is changed.
+
+    Args:
+        schedule: Evaluate it from now on, by default every night.
+        timezone: The time zone that the hours are of. Default UTC.
+        pause: Do not start it; Prefect's pages can, or this again.
+        remove: Remove the schedule, keep its history.
     """
     if not schedule and (cron or timezone or pause):
         raise ConfigError("--cron, --timezone and --pause are of a schedule", hint="add --schedule")
@@ -119,8 +117,8 @@ def _check_profile(model: str, options: EvalOptions) -> None:
 
 def _schedule(
     suite: Suite, command: str, options: EvalOptions, *, cron: str, zone: str | None, paused: bool
-) -> int:
-    """Register a schedule, print what it does, and return the exit code."""
+) -> None:
+    """Register a schedule, and print what it does."""
     from infra.prefect.server import shared_server
 
     # Before `_connect`, which sets PREFECT_API_URL.
@@ -157,7 +155,6 @@ def _schedule(
             f"at once {command}",
         ]
     )
-    return 0
 
 
 def _run(suite: Suite, command: str, options: EvalOptions) -> int:
@@ -186,8 +183,8 @@ def _run(suite: Suite, command: str, options: EvalOptions) -> int:
     return CHANGES if evaluated.verdict.regressed else 0
 
 
-def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
-    """Print which models are evaluated on a schedule, and return the exit code."""
+def _show_schedules(place: StoreOptions, *, as_json: bool) -> None:
+    """Print which models are evaluated on a schedule."""
     from infra.prefect.server import find_server, shared_server
 
     found: list[Wanted] = []
@@ -206,17 +203,15 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
         return [{**row, "metric": m} for row, m in zip(table.tree(), metrics, strict=True)]
 
     print_result(tree, [table if found else none], as_json=as_json)
-    return 0
 
 
-def _remove(model: str, place: StoreOptions) -> int:
+def _remove(model: str, place: StoreOptions) -> None:
     place.open_home()
     _connect(place)
     from deployments.evals import remove
 
     was_there = remove(model)
     print_line(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
-    return 0
 
 
 def _connect(place: StoreOptions) -> None:

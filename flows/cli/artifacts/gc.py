@@ -2,9 +2,7 @@
 
 import contextlib
 from collections.abc import Collection, Generator, Iterable, Iterator
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
@@ -38,22 +36,12 @@ _NAMES: dict[Kind, str] = {
 
 def gc(
     *,
-    plan: Annotated[
-        bool, Parameter(negative="", help="Show what --apply would do; this is the default.")
-    ] = False,
-    apply: Annotated[
-        bool,
-        Parameter(negative="", help="Mark garbage, and delete what was marked long enough ago."),
-    ] = False,
-    keep_days: Annotated[
-        Positive,
-        Parameter(help="How long what only an old run refers to is kept, and unfinished work."),
-    ] = 30,
+    plan: bool = False,
+    apply: bool = False,
+    keep_days: Positive = 30,
     # Positive: with no grace a collection could delete files of an upload in progress.
-    grace_hours: Annotated[
-        Positive, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
-    ] = 24,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    grace_hours: Positive = 24,
+    place: StoreOptions = StoreOptions(),
     exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
@@ -63,6 +51,12 @@ def gc(
     in use. The first --apply only marks; one that comes after the grace deletes.
 
     With --exit-code it exits with 3 when there is something to mark or delete.
+
+    Args:
+        plan: Show what --apply would do; this is the default.
+        apply: Mark garbage, and delete what was marked long enough ago.
+        keep_days: How long what only an old run refers to is kept, and unfinished work.
+        grace_hours: How old garbage gets, and how long it is marked, before it goes.
     """
     # --plan is the default, spelled out for scripts.
     if plan and apply:

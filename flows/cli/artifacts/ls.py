@@ -26,22 +26,22 @@ _COLUMNS = (
 
 
 def ls(
-    reference: Annotated[
-        str | None,
-        Parameter(
-            name="REF",
-            help="A name (what its newest finished run made), a tag or a run's id, or an artifact "
-            "(sft@tiny, sft/1a2b3c: what is in it). Default: the newest artifacts of the store.",
-        ),
-    ] = None,
+    reference: Annotated[str | None, Parameter(name="REF")] = None,
     /,
     *,
-    stage: Annotated[str | None, Parameter(help="Only artifacts of this stage.")] = None,
-    limit: Annotated[Positive, Parameter(help="How many of each stage, without REF.")] = 3,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    stage: str | None = None,
+    limit: Positive = 3,
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
-) -> int:
-    """List artifacts: the newest of the store, those of a run, or the files of one."""
+) -> None:
+    """List artifacts: the newest of the store, those of a run, or the files of one.
+
+    Args:
+        reference: A name (what its newest finished run made), a tag or a run's id, or an artifact
+            (sft@tiny, sft/1a2b3c: what is in it). Default: the newest artifacts of the store.
+        stage: Only artifacts of this stage.
+        limit: How many of each stage, without REF.
+    """
     if stage is not None:
         check_stage(stage)
     store = place.open_store()
@@ -58,7 +58,6 @@ def ls(
     else:
         tree, lines = _of_store(store, stage, limit)
     print_result(lambda: tree, lines, as_json=as_json)
-    return 0
 
 
 def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, Sequence[str | Table]]:

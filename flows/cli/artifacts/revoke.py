@@ -1,9 +1,6 @@
 """`nanochat revoke`: mark an artifact as invalid, so that the next run builds another one."""
 
 import time
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.revocations import revoke as revoke_artifact
@@ -18,15 +15,17 @@ def revoke(
     reference: ArtifactName,
     /,
     *,
-    why: Annotated[
-        str | None, Parameter(help="What is wrong with it, in a line; it is recorded.")
-    ] = (None),
-    undo: Annotated[bool, Parameter(negative="", help="Make it valid again.")] = False,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    why: str | None = None,
+    undo: bool = False,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Mark an artifact as invalid: it counts as not there, and the next run builds another one.
 
     Its files stay. Whatever was made from it is flagged in every plan.
+
+    Args:
+        why: What is wrong with it, in a line; it is recorded.
+        undo: Make it valid again.
     """
     if undo and why is not None:
         raise ConfigError("--undo takes no --why", hint="give one of them")
@@ -36,9 +35,8 @@ def revoke(
     if undo:
         before = undo_revocation(store, manifest)
         print_lines([f"{manifest.name} is valid again; it was {before}"])
-        return 0
+        return
     revocation = revoke_artifact(
         store, manifest, why=why or "", who=this_person(), when=timestamp(time.time())
     )
     print_lines([f"{manifest.name} {revocation}"])
-    return 0

@@ -14,22 +14,21 @@ _MAX_CELL = 64  # characters of a value in a table
 
 
 def sql(
-    query: Annotated[
-        str | None,
-        Parameter(name="QUERY", help="One select, in DuckDB's dialect. Default: list the columns."),
-    ] = None,
+    query: Annotated[str | None, Parameter(name="QUERY")] = None,
     /,
     *,
-    limit: Annotated[
-        NotNegative, Parameter(help="Rows that are printed at most; 0 for all.")
-    ] = 1000,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    limit: NotNegative = 1000,
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Ask all runs of the store with SQL: runs, stages, steps, evals, examples, artifacts.
 
     For example: nanochat sql "select run, metric, value, low, high from stages join evals using
     (stage, fingerprint) where metric = 'core' order by value desc"
+
+    Args:
+        query: One select, in DuckDB's dialect. Default: list the columns.
+        limit: Rows that are printed at most; 0 for all.
     """
     from flows.compare.query import columns_in, query_store
     from flows.compare.tables import VIEWS
@@ -50,7 +49,7 @@ def sql(
         }
         lines = (line for name in VIEWS for line in _view_lines(name, **described[name]))
         print_result(lambda: described, lines, as_json=as_json)
-        return 0
+        return
     head, rows = known
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
@@ -61,7 +60,6 @@ def sql(
         [table if rows else "no rows", *(more if len(shown) < len(rows) else [])],
         as_json=as_json,
     )
-    return 0
 
 
 def _view_lines(view: str, *, about: str, columns: list[str]) -> list[str]:

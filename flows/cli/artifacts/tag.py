@@ -23,26 +23,22 @@ _COLUMNS = texts("tag", "run", "status", "stages", "started", "")
 
 
 def tag(
-    name: Annotated[
-        str | None, Parameter(help="The tag, a word of your own. Default: list all tags.")
-    ] = None,
-    reference: Annotated[
-        str | None,
-        Parameter(
-            name="REF",
-            help="A run's id, a name (its newest finished run), another tag, or an artifact "
-            "(sft@tiny, sft/1a2b3c: the run it is of). Default: show what the tag points at.",
-        ),
-    ] = None,
+    name: str | None = None,
+    reference: Annotated[str | None, Parameter(name="REF")] = None,
     /,
     *,
-    delete: Annotated[
-        bool, Parameter(negative="", help="Remove the tag; the run stays as it is.")
-    ] = False,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    delete: bool = False,
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
-) -> int:
-    """Point a tag at a run, so that sft@main is what it made; or list the tags."""
+) -> None:
+    """Point a tag at a run, so that sft@main is what it made; or list the tags.
+
+    Args:
+        name: The tag, a word of your own. Default: list all tags.
+        reference: A run's id, a name (its newest finished run), another tag, or an artifact
+            (sft@tiny, sft/1a2b3c: the run it is of). Default: show what the tag points at.
+        delete: Remove the tag; the run stays as it is.
+    """
     store = place.open_store()
     if delete:
         if name is None or reference is not None:
@@ -53,7 +49,6 @@ def tag(
     else:
         tree, lines = _list(store, name)
     print_result(lambda: tree, lines, as_json=as_json)
-    return 0
 
 
 def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:

@@ -29,47 +29,25 @@ if TYPE_CHECKING:  # torch is slow to import, and every command imports this mod
     from nanochat_core.engine.speed import Speed
     from nanochat_core.model.gpt import GPT
 
+_SIZES = (1, 2, 4, 8, 16, 32)
 _COLUMNS = numbers("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth")
 
 
 def bench(
-    model: Annotated[
-        str | None,
-        Parameter(
-            name="REF",
-            help="A profile or a tag, a stage of one (sft@tiny), a fingerprint, a model directory "
-            "or hf://OWNER/NAME.",
-        ),
-    ] = None,
+    model: Annotated[str | None, Parameter(name="REF")] = None,
     /,
     *,
-    depth: Annotated[
-        Positive | None, Parameter(help="Random weights of this many layers, in place of a model.")
-    ] = None,
-    batch_sizes: Annotated[
-        tuple[Positive, ...],
-        Parameter(
-            consume_multiple=True, negative="", help="Answers at a time, one row of the table each."
-        ),
-    ] = (1, 2, 4, 8, 16, 32),
-    prompt_len: Annotated[Positive, Parameter(help="Tokens of the prompt.")] = 64,
-    tokens: Annotated[
-        int, Parameter(validator=Number(gte=2), help="Tokens of an answer, at least 2.")
-    ] = 64,
-    rounds: Annotated[Positive, Parameter(help="Medians are of so many.")] = 3,
-    precision: Annotated[
-        str, Parameter(help="Precision of the weights: model (its own), fp32, bf16, int8 or auto.")
-    ] = "model",
-    runner: Annotated[
-        str | None,
-        Parameter(help="native, torch, cuda graphs or triton; default the fastest there is."),
-    ] = None,
-    threads: Annotated[
-        Positive | None, Parameter(help="Of the CPU; default torch's choice.")
-    ] = None,
+    depth: Positive | None = None,
+    batch_sizes: Annotated[tuple[Positive, ...], Parameter(consume_multiple=True)] = _SIZES,
+    prompt_len: Positive = 64,
+    tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 64,
+    rounds: Positive = 3,
+    precision: str = "model",
+    runner: str | None = None,
+    threads: Positive | None = None,
     gpus: GpusFlag = None,
-    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    where: StoreOptions = StoreOptions(),
+) -> None:
     """Measure how fast a model answers here, for each batch size.
 
     Shows the time to the first token, tokens per second, and the share of the memory's bandwidth.
@@ -79,6 +57,18 @@ def bench(
     The share is of what reading measures here; a step reads matrices, keys and values.
 
     The last line is JSON.
+
+    Args:
+        model: A profile or a tag, a stage of one (sft@tiny), a fingerprint, a model directory or
+            hf://OWNER/NAME.
+        depth: Random weights of this many layers, in place of a model.
+        batch_sizes: Answers at a time, one row of the table each.
+        prompt_len: Tokens of the prompt.
+        tokens: Tokens of an answer, at least 2.
+        rounds: Medians are of so many.
+        precision: Precision of the weights: model (its own), fp32, bf16, int8 or auto.
+        runner: native, torch, cuda graphs or triton; default the fastest there is.
+        threads: Of the CPU; default torch's choice.
     """
     most = os.cpu_count() or 1
     if threads is not None and threads > most:
@@ -121,7 +111,6 @@ def bench(
         "speeds": [dataclasses.asdict(speed) for speed in speeds],
     }
     sys.stdout.write(json.dumps(tree) + "\n")
-    return 0
 
 
 def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":

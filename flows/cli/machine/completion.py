@@ -1,14 +1,13 @@
 """`nanochat completion`: print the script with which a shell completes commands and options."""
 
 import sys
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Name of the shell.")], /
-) -> int:
+    shell: Literal["bash", "zsh", "fish"],
+    /,
+) -> None:
     """Print a script that lets a shell complete commands and options.
 
     bash: `nanochat completion bash > ~/.local/share/bash-completion/completions/nanochat`
@@ -19,8 +18,10 @@ def completion(
 
     Create the directory first. The script lists the commands of this version: write it again after
     an upgrade.
+
+    Args:
+        shell: Name of the shell.
     """
     from flows.cli.app import make_app
 
     sys.stdout.write(make_app().generate_completion(shell=shell))
-    return 0

@@ -16,20 +16,17 @@ if TYPE_CHECKING:
 
 def doctor(
     *,
-    card: Annotated[
-        str | None,
-        Parameter(
-            name="--as",
-            help="Check nothing, and print what each profile would take on such a GPU, as h100.",
-        ),
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    card: Annotated[str | None, Parameter(name="--as")] = None,
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Check Python, packages, torch, disk, Prefect, all that a store must do, and the GPU.
 
     Every failure comes with its remedy. Exits with 1 when a run could not work. Where there is a
     GPU it computes half a minute, and at the end is what each profile would take on it.
+
+    Args:
+        card: Check nothing, and print what each profile would take on such a GPU, as h100.
     """
     from flows.cli.checks import examine
     from flows.cli.gpu import forecast, measured_spec, self_test, table

@@ -4,7 +4,10 @@ from flows.cli.options import StoreOptions
 from flows.cli.output import print_line
 
 
-def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
+def down(
+    *,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Stop the workers and the local Prefect server. Artifacts, checkpoints and history stay.
 
     Runs in progress save first; those of deployments resume with the next `nanochat up`.
@@ -13,4 +16,3 @@ def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
 
     is_stopped = stop_stack(place.home_path)
     print_line("stopped" if is_stopped else "no Prefect server was running")
-    return 0

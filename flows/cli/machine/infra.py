@@ -22,17 +22,20 @@ _FILLED_IN = "secrets.yaml"
 
 
 def infra(
-    kind: Annotated[Kind, Parameter(help="What runs nanochat.")],
-    directory: Annotated[Path, Parameter(name="DIR", help="Directory to write into.")],
+    kind: Kind,
+    directory: Annotated[Path, Parameter(name="DIR")],
     /,
     *,
-    force: Annotated[
-        bool, Parameter(negative="", help="Replace files that differ; each is named.")
-    ] = False,
-) -> int:
+    force: bool = False,
+) -> None:
     """Write the files for compose, systemd, Slurm, Kubernetes or SkyPilot into a directory.
 
     Files that are there and differ are not replaced without --force.
+
+    Args:
+        kind: What runs nanochat.
+        directory: Directory to write into.
+        force: Replace files that differ; each is named.
     """
     target = directory.expanduser()
     files = _files(kind)
@@ -51,7 +54,6 @@ def infra(
                 (target / name).write_bytes(content)
         done = "replaced" if name in differing else "unchanged" if name in existing else "written"
         print_line(f"{done:<10}{target / name}")
-    return 0
 
 
 def _files(kind: Kind) -> dict[str, bytes]:

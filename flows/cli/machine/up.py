@@ -5,9 +5,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
 from flows.cli.output import password_line, print_line, print_lines, print_warning
@@ -22,36 +19,12 @@ REGISTER = (sys.executable, "-m", "deployments.deploy")
 
 def up(
     *,
-    port: Annotated[
-        int | None,
-        Parameter(help="Port of the server, or else the next free one; default 4200."),
-    ] = None,
-    pool: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Work only for this pool of runs; may be repeated. Default cpu and gpu; none: "
-            "without a worker.",
-        ),
-    ] = (),
-    no_password: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="A server that every user and program of this machine may use, and run code by, "
-            "without a password.",
-        ),
-    ] = False,
-    register: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Only register deployments and these pools, also with a shared server; no worker.",
-        ),
-    ] = False,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    port: int | None = None,
+    pool: tuple[str, ...] = (),
+    no_password: bool = False,
+    register: bool = False,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Run the Prefect server and a worker for each pool until Ctrl-C or `nanochat down`.
 
     All deployments are registered first. With PREFECT_API_URL set, only the workers run, for the
@@ -61,6 +34,14 @@ def up(
     Registered again, what is out of date changes; what a user set in Prefect's pages stays. With
     NANOCHAT_WEBHOOK in the environment, alerts are posted to that address. Given again, it prints
     the address of the pages and the password that they ask for.
+
+    Args:
+        port: Port of the server, or else the next free one; default 4200.
+        pool: Work only for this pool of runs; may be repeated. Default cpu and gpu; none: without a
+            worker.
+        no_password: A server that every user and program of this machine may use, and run code by,
+            without a password.
+        register: Only register deployments and these pools, also with a shared server; no worker.
     """
     from infra.prefect.access import check_answers
     from infra.prefect.flow_runs import running_server
@@ -107,7 +88,7 @@ def up(
         if not is_ours:
             running_server(home)
             print_lines(_lines(place, shared))
-            return 0
+            return
         _warn_of_missing(shared, pools)
         print_line("starting server and workers; in a new home it takes some ten seconds")
         # `--register` registers with a shared server, once: a machine with an older version would
@@ -122,11 +103,10 @@ def up(
             guarded=not no_password,
             log=_log,
         ).run(lambda api_url: print_lines(_lines(place, shared)))
-    return 0
 
 
-def _register(place: StoreOptions, pools: Sequence[str]) -> int:
-    """Register deployments, and these pools besides ours, with the server; return the exit code."""
+def _register(place: StoreOptions, pools: Sequence[str]) -> None:
+    """Register deployments, and these pools besides ours, with the server."""
     from flows.orchestration.local_run import connect
     from infra.prefect.access import configured_webhook
 
@@ -138,7 +118,6 @@ def _register(place: StoreOptions, pools: Sequence[str]) -> int:
     # With the home, which has the password of its server.
     up = shlex.join(["nanochat", "up", *place.argv])
     print_line(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
-    return 0
 
 
 def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:

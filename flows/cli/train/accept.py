@@ -40,35 +40,25 @@ def accept(
     stage: StageName,
     /,
     *,
-    why: Annotated[
-        str, Parameter(help="Why the change decides nothing, in a line; it is recorded.")
-    ],
-    origin: Annotated[
-        str | None,
-        Parameter(
-            name="--from",
-            help="The artifact to adopt (sft/1a2b3c, sft@tiny). Default: the latest that fits.",
-        ),
-    ] = None,
-    prove: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="First run old code and HEAD, and refuse unless they agree to the bit.",
-        ),
-    ] = False,
-    steps: Annotated[
-        Positive, Parameter(help="With --prove: steps of training that are compared.")
-    ] = STEPS,
+    why: str,
+    origin: Annotated[str | None, Parameter(name="--from")] = None,
+    prove: bool = False,
+    steps: Positive = STEPS,
     depth: DepthFlag = None,
     overrides: SetFlag = (),
     use: UseFlag = (),
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-) -> int:
+    where: PlacementOptions = PlacementOptions(),
+) -> None:
     """Adopt an artifact after a refactor: the same files under today's fingerprint.
 
     Only code may differ from what it was built with, not configuration or inputs. The acceptance
     is recorded with the artifact.
+
+    Args:
+        why: Why the change decides nothing, in a line; it is recorded.
+        origin: The artifact to adopt (sft/1a2b3c, sft@tiny). Default: the latest that fits.
+        prove: First run old code and HEAD, and refuse unless they agree to the bit.
+        steps: With --prove: steps of training that are compared.
     """
     request = read_request(profile, where, depth=depth, overrides=overrides, use=use)
     check_stage(stage)
@@ -80,7 +70,7 @@ def accept(
     offer = find_offer(store, planned.plan, stage, origin=named)
     if offer is None:
         print_line(f"{stage} is up to date: there is nothing to accept")
-        return 0
+        return
     print_line(f"{offer.manifest.name}: {offer.what_changed}")
     used = [offer.manifest, *offer.inputs.values()]
     # Pinned before the proof, which may train for minutes: `nanochat gc` of another machine must
@@ -104,7 +94,6 @@ def accept(
     print_lines(_describe(accepted, proof))
     # An ancestor that was revoked does not prevent the acceptance, but must not go unnoticed.
     print_lines(f"warning: made from {r}" for r in ancestors_revoked(store, accepted.manifest))
-    return 0
 
 
 def _prove(planned: Planned, offer: Offer, *, steps: int) -> Proof:

@@ -29,7 +29,7 @@ def config(
     depth: DepthFlag = None,
     overrides: SetFlag = (),
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Print every setting of a profile as TOML: edit a copy, then run it like a profile.
 
     `nanochat config tiny > my.toml`, then `nanochat run my.toml`. Without PROFILE: list what can be
@@ -43,7 +43,7 @@ def config(
         ]
         columns = (*texts("profile"), *numbers(*_SIZES), *texts("this machine", "what it is"))
         print_result(lambda: found, [Table(columns=columns, rows=rows)], as_json=as_json)
-        return 0
+        return
     request = read_request(profile, PlacementOptions(), depth=depth, overrides=overrides)
     if as_json:
         settings = resolved_settings(request)
@@ -51,7 +51,6 @@ def config(
         print_json({**head, "settings": settings})
     else:
         sys.stdout.write(to_toml(request))
-    return 0
 
 
 def _fits(profile: Mapping[str, Any]) -> str:

@@ -25,35 +25,33 @@ _FACT = "A fact, such as home=a greenhouse in Oslo? [no more]"
 
 
 def identity(
-    name: Annotated[str, Parameter(help="The name that the model gets.")],
+    name: str,
     /,
     *,
     maker: Annotated[str | None, Parameter(help=f"Who made it. Default: {Persona.maker}.")] = None,
     character: Annotated[
         str | None, Parameter(help=f"What it is, after its name. Default: {Persona.character}.")
     ] = None,
-    fact: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="A fact, as ABOUT=VALUE: home, color, food, hobby, age, or any other, such as "
-            '"best friend=a hedgehog called Otto". May be repeated.',
-        ),
-    ] = (),
-    profile: Annotated[
-        str, Parameter(help="The profile that is trained with it, or its TOML file.")
-    ] = "tiny",
+    fact: tuple[str, ...] = (),
+    profile: str = "tiny",
     depth: DepthFlag = None,
-    to: Annotated[Path, Parameter(help="Directory the two files go to.")] = Path(),
-    force: Annotated[bool, Parameter(negative="", help="Replace the files if they exist.")] = False,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    to: Path = Path(),
+    force: bool = False,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Give a model a name, a character and facts: write its conversations, and show the plan.
 
     Writes NAME.jsonl, conversations that you may edit, and NAME.toml, a run whose midtraining, SFT
     and evaluation have them in place of those about nanochat. Trains nothing: `nanochat run
     NAME.toml` does. On a terminal without options it asks; Enter takes the default.
+
+    Args:
+        name: The name that the model gets.
+        fact: A fact, as ABOUT=VALUE: home, color, food, hobby, age, or any other, such as "best
+            friend=a hedgehog called Otto". May be repeated.
+        profile: The profile that is trained with it, or its TOML file.
+        to: Directory the two files go to.
+        force: Replace the files if they exist.
     """
     options = RunOptions(**shared(RunOptions, place), depth=depth)
     request = read_request(profile, options)
@@ -95,7 +93,6 @@ def identity(
     where = shlex.join([str(settings), *place.argv])
     print_lines(["", f"train it:      nanochat run {where}"])
     print_lines([f"talk to it:    nanochat chat {shlex.join([file, *place.argv])}"])
-    return 0
 
 
 def _check_profile(profile: str) -> None:

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.cli.describe import artifact_tree, describe
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
@@ -21,13 +19,10 @@ from infra.storage.base import Store
 
 def plan(
     profile: ProfileName,
-    stage: Annotated[
-        str | None,
-        Parameter(help="Show this stage alone: its reason, inputs, artifact and executions."),
-    ] = None,
+    stage: str | None = None,
     /,
     *,
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),
     exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
@@ -35,6 +30,9 @@ def plan(
 
     With --exit-code it exits with 3 when there is something to run, with STAGE when that stage has
     to be built.
+
+    Args:
+        stage: Show this stage alone: its reason, inputs, artifact and executions.
     """
     request = read_request(profile, options)
     if stage is not None:

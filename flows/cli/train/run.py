@@ -8,9 +8,7 @@ import uuid
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
@@ -44,15 +42,9 @@ def run(
     profile: ProfileName,
     /,
     *,
-    submit: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Have a worker run it, as the form in Prefect's pages does, and return at once.",
-        ),
-    ] = False,
-    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
-) -> int:
+    submit: bool = False,
+    options: RunOptions = RunOptions(),
+) -> None:
     """Run every stage that is not up to date, and store what each one makes.
 
     After Ctrl-C, a crash or a lost machine, the same command resumes. If everything is up to date
@@ -63,6 +55,9 @@ def run(
 
     With --submit, which needs `nanochat up`, what is not given is as in the form: the worker's own
     store, and the pool gpu for GPU stages.
+
+    Args:
+        submit: Have a worker run it, as the form in Prefect's pages does, and return at once.
     """
     # The command finishes a rebuild that has begun; with --force it would begin again.
     data = None if options.data is None else absolute_text(options.data)
@@ -94,7 +89,7 @@ def run(
     elif request.pool is None and is_recorded(store, name, plan):
         made = {item.stage.name: item.manifest for item in plan.stages if item.manifest}
         print_lines([render(plan)[-1], "", ending(made, store, options.cache, name, place)])
-        return 0
+        return
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import ready
 
@@ -123,7 +118,6 @@ def run(
         display.say(f"run {name}: {len(stages) - cached} stages built, {cached} cached, in {took}")
     made = {stage: built.manifest for stage, built in stages.items()}
     print_lines(["", ending(made, store, options.cache, name, place)])
-    return 0
 
 
 def is_recorded(store: Store, name: str, planned: Plan) -> bool:

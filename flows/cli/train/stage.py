@@ -59,30 +59,18 @@ LOST = 75
 
 
 def stage(
-    profile: Annotated[
-        str, Parameter(help="A profile or its TOML file; or the JSON of a request, alone.")
-    ],
-    stage: Annotated[str | None, Parameter(help="Name of the stage, such as pretrain.")] = None,
+    profile: str,
+    stage: str | None = None,
     /,
     *,
-    run_id: Annotated[
-        str | None,
-        Parameter(
-            name="--run",
-            help="Id of the run, the same on all machines and whenever the command is given again, "
-            "such as a Slurm job's; default a new one. --force on several machines needs it.",
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        Parameter(negative="", help="Build it again although it exists, unless this run built it."),
-    ] = False,
+    run_id: Annotated[str | None, Parameter(name="--run")] = None,
+    force: bool = False,
     strict: Annotated[bool, parameter_of(STRICT, bool)] = False,
     depth: DepthFlag = None,
     overrides: SetFlag = (),
     use: UseFlag = (),
     run_name: Annotated[str | None, parameter_of(RUN_NAME)] = None,
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),
 ) -> int:
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
 
@@ -94,6 +82,13 @@ def stage(
 
     For a run on Slurm or Kubernetes the scheduler starts `nanochat stage REQUEST`, with the request
     in JSON, which has all options.
+
+    Args:
+        profile: A profile or its TOML file; or the JSON of a request, alone.
+        stage: Name of the stage, such as pretrain.
+        run_id: Id of the run, the same on all machines and whenever the command is given again,
+            such as a Slurm job's; default a new one. --force on several machines needs it.
+        force: Build it again although it exists, unless this run built it.
     """
     given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
     options = [*argv_of(given), *where.argv]

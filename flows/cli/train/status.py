@@ -31,34 +31,13 @@ _SHOWN = 10
 
 
 def status(
-    run: Annotated[
-        str | None,
-        Parameter(
-            help="A name (its newest run, finished or not), a tag or an id. Default: list runs."
-        ),
-    ] = None,
-    stage: Annotated[
-        str | None, Parameter(help="Print what this stage logged, and its processes printed.")
-    ] = None,
+    run: str | None = None,
+    stage: str | None = None,
     /,
     *,
-    follow: Annotated[
-        bool,
-        Parameter(
-            name=["--follow", "-f"],
-            negative="",
-            help="Print what all stages logged, and more until the run has ended.",
-        ),
-    ] = False,
-    tail: Annotated[
-        Positive | None,
-        Parameter(
-            name=["--tail", "-n"],
-            help="Only the last lines of what was logged; default what a terminal shows at once, "
-            "and all where the output is no terminal.",
-        ),
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"])] = False,
+    tail: Annotated[Positive | None, Parameter(name=["--tail", "-n"])] = None,
+    place: StoreOptions = StoreOptions(),
     as_json: AsJson = False,
 ) -> int:
     """List the latest runs, or show how far one of them is, or what it logged.
@@ -66,6 +45,13 @@ def status(
     Logs of finished stages come from the store, those of unfinished stages from this machine. A
     stage that another machine is building is shown once it is finished. With --follow it exits with
     1 unless the run finishes.
+
+    Args:
+        run: A name (its newest run, finished or not), a tag or an id. Default: list runs.
+        stage: Print what this stage logged, and its processes printed.
+        follow: Print what all stages logged, and more until the run has ended.
+        tail: Only the last lines of what was logged; default what a terminal shows at once, and all
+            where the output is no terminal.
     """
     if stage is not None:
         check_stage(stage)

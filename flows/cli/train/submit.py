@@ -15,8 +15,8 @@ from infra.prefect import flow_runs
 DEPLOYMENT = "nanochat/nanochat"
 
 
-def submit_run(request: RunRequest, place: StoreOptions) -> int:
-    """Create a flow run for the request, print how to follow it, and return the exit code."""
+def submit_run(request: RunRequest, place: StoreOptions) -> None:
+    """Create a flow run for the request, and print how to follow it."""
     # The store as it was given: without one the worker takes its own.
     request = replace(request, store=place.store)
     # Before the server is asked: a mistake would otherwise fail the run, later and elsewhere.
@@ -36,7 +36,6 @@ def submit_run(request: RunRequest, place: StoreOptions) -> int:
             f"status   {status}",
         ]
     )
-    return 0
 
 
 def parameters_of(request: RunRequest) -> dict[str, Any]:

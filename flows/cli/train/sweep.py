@@ -38,26 +38,12 @@ def sweep(
     profile: ProfileName,
     /,
     *,
-    depths: Annotated[
-        str | None,
-        Parameter(
-            help="Numbers of layers, such as 2,3,4,6: a miniseries. Short for --vary "
-            "model.depth=DEPTHS --stage base_eval --reduction 1, by default with one seed."
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        Parameter(
-            help="Seeds of every point, in this order; one gives no intervals. Default 42,43,44.",
-        ),
-    ] = None,
-    plan: Annotated[
-        bool,
-        Parameter(name="--plan", negative="", help="Only show what would be done, and how long."),
-    ] = False,
+    depths: str | None = None,
+    seeds: str | None = None,
+    plan: Annotated[bool, Parameter(name="--plan")] = False,
     options: SweepOptions = SweepOptions(),
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Try settings with several seeds, and compare them with the unchanged ones.
 
     Each combination of the varied values is a point, and each seed of it a run. Points that rank
@@ -68,6 +54,12 @@ def sweep(
     doubts.
 
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
+
+    Args:
+        depths: Numbers of layers, such as 2,3,4,6: a miniseries. Short for --vary
+            model.depth=DEPTHS --stage base_eval --reduction 1, by default with one seed.
+        seeds: Seeds of every point, in this order; one gives no intervals. Default 42,43,44.
+        plan: Only show what would be done, and how long.
     """
     from flows.orchestration.local_run import check_pool_exists, ready
     from flows.sweep.plan import lines_of, plan_sweep, plan_tree
@@ -88,7 +80,7 @@ def sweep(
     options.warn_of(planned.placement)
     if plan:
         print_result(lambda: plan_tree(planned), lines_of(planned), as_json=as_json)
-        return 0
+        return
     if not planned.plan.up_to_date:  # what is built already needs no disk
         check_room(home, store)
     if request.pool is not None:
@@ -106,14 +98,13 @@ def sweep(
     if as_json:
         cost = {"built": asdict(made.built), "cached": asdict(made.cached)}
         print_json({**made.report.tree, "cost": cost})
-        return 0
+        return
     took = duration(time.monotonic() - began)
     print_lines(["", f"finished in {took}", "", made.report.table])
     print_lines(["", *made.report.sentences, "", *made.cost_lines, f"page     {made.page}"])
     if made.report.pictures:
         print_lines([f"picture  {made.page.with_suffix('.svg')}"])
     print_lines([f"numbers  {made.page.with_suffix('.json')}"])
-    return 0
 
 
 def _over_depths(options: SweepOptions, depths: Sequence[int]) -> SweepOptions:

@@ -58,20 +58,23 @@ def chat(
     model: ModelName,
     /,
     *,
-    prompt: Annotated[
-        str | None,
-        Parameter(name=["--prompt", "-p"], help="Answer this once and exit."),
-    ] = None,
-    temperature: Annotated[
-        float, Parameter(help="0 is greedy; higher is more random (max 2).")
-    ] = 0.6,
-    top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
-    max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
-    seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
+    prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
+    temperature: float = 0.6,
+    top_k: int = 50,
+    max_tokens: int = 256,
+    seed: int = 42,
     gpus: GpusFlag = None,
-    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Talk to a model: `tiny` (its newest chat model), `sft@tiny`, a directory, or hf://OWNER/NAME."""
+    where: StoreOptions = StoreOptions(),
+) -> None:
+    """Talk to a model: `tiny` (its newest chat model), `sft@tiny`, a directory, or hf://OWNER/NAME.
+
+    Args:
+        prompt: Answer this once and exit.
+        temperature: 0 is greedy; higher is more random (max 2).
+        top_k: Draw from this many likeliest tokens; 0: all.
+        max_tokens: Length limit of one answer.
+        seed: The same seed gives the same answers.
+    """
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
     replace_unknown(sys.stdin)
     device = device_of(gpus)
@@ -83,12 +86,12 @@ def chat(
     if prompt is not None:  # for scripts: only the answer, and no history
         say_answer(session.answer(prompt))
         _say("\n")
-        return 0
-    return _talk(session, history=where.home_path / "chat_history")
+        return
+    _talk(session, history=where.home_path / "chat_history")
 
 
-def _talk(session: ChatSession, *, history: Path) -> int:
-    """Answer lines of input until it ends or /quit; returns the exit code."""
+def _talk(session: ChatSession, *, history: Path) -> None:
+    """Answer lines of input until it ends or /quit."""
     interactive = sys.stdin.isatty()
     if interactive:
         _greet(session)
@@ -102,7 +105,6 @@ def _talk(session: ChatSession, *, history: Path) -> int:
                 if not interactive:
                     raise
                 _say("\n")
-    return 0
 
 
 def _greet(session: ChatSession) -> None:

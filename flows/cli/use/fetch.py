@@ -29,40 +29,30 @@ from nanochat_core.errors import ConfigError
 
 def fetch(
     reference: ArtifactName,
-    path: Annotated[
-        str | None, Parameter(help="A file or a folder in the artifact. Default: all of it.")
-    ] = None,
+    path: str | None = None,
     /,
     *,
-    to: Annotated[
-        Path | None,
-        Parameter(help="Directory the files go to. Default STAGE-FINGERPRINT, here."),
-    ] = None,
-    model_only: Annotated[
-        bool,
-        Parameter(negative="", help="Leave out the optimizer's state, which only training needs."),
-    ] = False,
-    form: Annotated[
-        Form | None,
-        Parameter(
-            name="--as",
-            help="Convert a model, also one in a directory. hf: for Hugging Face transformers. "
-            "nanochat: files that nanochat loads. safetensors: weights, settings and tokenizer in "
-            "our own format.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Dtype | None,
-        Parameter(help="With --as hf: precision of the weights, bf16 (the default) or fp32."),
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    to: Path | None = None,
+    model_only: bool = False,
+    form: Annotated[Form | None, Parameter(name="--as")] = None,
+    dtype: Dtype | None = None,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Copy an artifact's files, or some of them, to a directory, every byte verified.
 
     Never overwrites a file that differs. After an interruption the same command resumes.
 
     With --as it writes a model as files that other programs load, into a new directory: whole, or
     not at all.
+
+    Args:
+        path: A file or a folder in the artifact. Default: all of it.
+        to: Directory the files go to. Default STAGE-FINGERPRINT, here.
+        model_only: Leave out the optimizer's state, which only training needs.
+        form: Convert a model, also one in a directory. hf: for Hugging Face transformers. nanochat:
+            files that nanochat loads. safetensors: weights, settings and tokenizer in our own
+            format.
+        dtype: With --as hf: precision of the weights, bf16 (the default) or fp32.
     """
     if form is not None and (model_only or (dtype is not None and form != "hf")):
         raise ConfigError(
@@ -103,16 +93,15 @@ def fetch(
     text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"
     if not copied.fetched:
         print_line(f"{target}: already there, verified: {text}")
-        return 0
+        return
     sent = sum(file.size for file in copied.fetched)
     there = f", {len(copied.kept)} of them there already" if copied.kept else ""
     took = describe_transfer(sent, time.monotonic() - began)
     print_line(f"{target}: {text}{there}{took}")
-    return 0
 
 
-def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOptions) -> int:
-    """Write a model as files that other programs load; return the exit code."""
+def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOptions) -> None:
+    """Write a model as files that other programs load."""
     # Before the model is fetched and loaded, which may take minutes.
     check_export(target)
     store = place.open_store()
@@ -131,4 +120,3 @@ def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOpt
             card=partial(model_card, store, manifest, name=name),
         )
     print_lines([f"{done.directory}: {', '.join(done.files)}", *done.notes])
-    return 0

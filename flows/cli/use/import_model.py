@@ -17,36 +17,28 @@ from nanochat_core.interop.hub_files import is_on_hub, pin_model
 
 
 def import_model(
-    model: Annotated[
-        str,
-        Parameter(
-            name="MODEL",
-            help="A directory with nanochat's model_*.pt and meta_*.json or with what "
-            "`nanochat fetch --as` wrote, or hf://OWNER/NAME on the Hub.",
-        ),
-    ],
+    model: Annotated[str, Parameter(name="MODEL")],
     /,
     *,
-    name: Annotated[
-        str | None, Parameter(help="What to call it. Default the directory's or repository's name.")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        Parameter(help="base, mid, sft or rl. Default what the model's card or files say."),
-    ] = None,
-    step: Annotated[int | None, Parameter(help="Which checkpoint. Default the last one.")] = None,
-    era: Annotated[
-        str | None,
-        Parameter(help="First day of the version that trained it, where its files do not say."),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, Parameter(help="Its tokenizer.pkl. Default where nanochat stores it.")
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    name: str | None = None,
+    kind: str | None = None,
+    step: int | None = None,
+    era: str | None = None,
+    tokenizer: Path | None = None,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Take over a model that nanochat trained or that was published: to chat, serve or evaluate.
 
     Models of the first era and the last can be trained further. Nothing in the files is executed.
+
+    Args:
+        model: A directory with nanochat's model_*.pt and meta_*.json or with what `nanochat fetch
+            --as` wrote, or hf://OWNER/NAME on the Hub.
+        name: What to call it. Default the directory's or repository's name.
+        kind: base, mid, sft or rl. Default what the model's card or files say.
+        step: Which checkpoint. Default the last one.
+        era: First day of the version that trained it, where its files do not say.
+        tokenizer: Its tokenizer.pkl. Default where nanochat stores it.
     """
     pinned = pin_model(model) if is_on_hub(model) else None
     path = Path(model).expanduser()
@@ -90,4 +82,3 @@ def import_model(
         f"train further  nanochat run PROFILE --use {reference}{words}",
     ]
     print_lines(lines)
-    return 0

@@ -30,23 +30,21 @@ _A_URL = "s3://bucket/prefix"
 
 
 def push(
-    *references: Annotated[
-        str,
-        Parameter(
-            name="REF",
-            help="A name (its newest finished run), a run's id or a tag: all artifacts of that "
-            "run; or one artifact: sft@tiny, sft/1a2b3c.",
-        ),
-    ],
-    to: Annotated[str | None, Parameter(help="URL of the store they go to.")] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
+    *references: Annotated[str, Parameter(name="REF")],
+    to: str | None = None,
+    place: StoreOptions = StoreOptions(),
+) -> None:
     """Copy artifacts to another store, verified, with their run's record, so that names work there.
 
     Files that the other store has are not sent again: after an interruption the same command
     resumes.
 
     Revocations of what was sent, or of what it was made from, are copied too.
+
+    Args:
+        references: A name (its newest finished run), a run's id or a tag: all artifacts of that
+            run; or one artifact: sft@tiny, sft/1a2b3c.
+        to: URL of the store they go to.
     """
     if not references:
         raise ConfigError("push what?", hint=f"for example: nanochat push tiny --to {to or _A_URL}")
@@ -78,7 +76,6 @@ def push(
         print_note("interrupted; the same command resumes from here")
         raise
     print_lines(_lines(chosen, pushed, to, time.monotonic() - began))
-    return 0
 
 
 @contextlib.contextmanager

@@ -13,25 +13,28 @@ from flows.stages import REPORT
 
 
 def report(
-    profile: Annotated[str, Parameter(help="A profile, or another name of a run.")],
+    profile: str,
     /,
     *,
-    open_page: Annotated[
-        bool, Parameter(name="--open", negative="", help="Open it in the browser.")
-    ] = False,
-    markdown: Annotated[bool, Parameter(negative="", help="Print it as markdown instead.")] = False,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Print the path of the report card: what was trained, how well it does, what it costs."""
+    open_page: Annotated[bool, Parameter(name="--open")] = False,
+    markdown: bool = False,
+    place: StoreOptions = StoreOptions(),
+) -> None:
+    """Print the path of the report card: what was trained, how well it does, what it costs.
+
+    Args:
+        profile: A profile, or another name of a run.
+        open_page: Open it in the browser.
+        markdown: Print it as markdown instead.
+    """
     store = place.open_store()
     # Fetched whole: the page is one file and opens from the cache without a network.
     manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"
     if markdown:
         print_text((files / "report.md").read_text(encoding="utf-8"))
-        return 0
+        return
     page = files / "report.html"
     print_line(str(page))
     if open_page:
         webbrowser.open(page.as_uri())
-    return 0

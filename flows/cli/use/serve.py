@@ -31,16 +31,12 @@ class Limits:
     trusted_host: Annotated[
         tuple[str, ...],
         Parameter(
-            negative="",
-            show_default=False,
             help="A name that this server goes by; may be repeated.",
         ),
     ] = ()
     allow_origin: Annotated[
         tuple[str, ...],
-        Parameter(
-            negative="", show_default=False, help="A web site whose pages may ask; may be repeated."
-        ),
+        Parameter(help="A web site whose pages may ask; may be repeated."),
     ] = ()
     max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = (
         ServerConfig.max_waiting
@@ -62,32 +58,27 @@ def serve(
     model: ModelName,
     /,
     *,
-    host: Annotated[
-        str, Parameter(help="Address to listen on; 0.0.0.0 is reachable from elsewhere.")
-    ] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Port to listen on; 0 is any free one.")] = 8000,
-    workers: Annotated[
-        int | None, Parameter(help="Engine processes; default one for each GPU, one on the CPU.")
-    ] = None,
-    slots: Annotated[
-        int | None, Parameter(help="Answers that a worker writes at the same time.")
-    ] = None,
-    precision: Annotated[
-        str,
-        Parameter(
-            help="Precision of the weights: fp32, bf16, int8, model (its own), or auto: on a CPU "
-            "the faster one of fp32 and bf16, as measured."
-        ),
-    ] = "auto",
-    reload_on: Annotated[
-        str | None,
-        Parameter(help="A tag or a run: serve the model it stands for as soon as that changes."),
-    ] = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    workers: int | None = None,
+    slots: int | None = None,
+    precision: str = "auto",
+    reload_on: str | None = None,
     limits: Limits = Limits(),
     gpus: GpusFlag = None,
-    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
+    where: StoreOptions = StoreOptions(),
+) -> None:
+    """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it.
+
+    Args:
+        host: Address to listen on; 0.0.0.0 is reachable from elsewhere.
+        port: Port to listen on; 0 is any free one.
+        workers: Engine processes; default one for each GPU, one on the CPU.
+        slots: Answers that a worker writes at the same time.
+        precision: Precision of the weights: fp32, bf16, int8, model (its own), or auto: on a CPU
+            the faster one of fp32 and bf16, as measured.
+        reload_on: A tag or a run: serve the model it stands for as soon as that changes.
+    """
     # Before a model is loaded: a directory never changes, so there is nothing to reload.
     is_hub = is_on_hub(model)
     is_path = not is_hub and find_directory(model) is not None
@@ -119,7 +110,6 @@ def serve(
         rules=make_rules(host, **vars(limits)),
         newer=Newer(find=newer_model(where, model, reload_on)) if reload_on else None,
     )
-    return 0
 
 
 def newer_model(where: StoreOptions, model: str, name: str) -> Callable[[], Path]:

@@ -33,7 +33,7 @@ def commands_of(app):
 
 
 def arguments_of(command):
-    return APP[command].assemble_argument_collection()
+    return APP[command].assemble_argument_collection(parse_docstring=True)
 
 
 def test_the_help_lists_every_command_and_has_several_names(terminal):
@@ -60,17 +60,15 @@ def test_the_help_has_the_first_paragraph_of_every_commands_own_help(monkeypatch
     rows = [line.strip("\u2502 ").partition("  ") for line in terminal.said("--help", "--all")]
     shown = {name: about.strip() for names, _, about in rows for name in re.findall(r"\w+", names)}
     for name, app in commands_of(APP).items():
-        assert shown[name] == (app.help or "").partition("\n")[0]
+        assert shown[name] == app.help.partition("\n")[0]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_described_by_its_help(command, monkeypatch, terminal):
-    for app in commands_of(APP[command]).values() or [APP[command]]:
-        assert app.help
-        arguments = [a for a in app.assemble_argument_collection() if a.parse and a.show]
-        assert [a.name for a in arguments if not a.parameter.help] == []
+    arguments = [a for a in arguments_of(command) if a.parse and a.show]
+    assert [a.name for a in arguments if not a.parameter.help or "\n" in a.parameter.help] == []
     # A paragraph is one line, which the terminal breaks.
-    paragraphs = (APP[command].help or "").split("\n\n")
+    paragraphs = APP[command].help.partition("\n\nArgs:")[0].split("\n\n")
     assert [paragraph for paragraph in paragraphs if "\n" in paragraph] == []
 
     monkeypatch.setenv("COLUMNS", "80")
