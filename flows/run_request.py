@@ -53,8 +53,7 @@ class Option:
     """The declaration of a parameter, besides its name, type and default.
 
     The rules, in JSON schema, bind forms and API clients: the server names the field that breaks
-    one. They do not bind a caller in Python: the flow checks most again, with better
-    messages, but not `drop` and `against` of an evaluation.
+    one. They do not bind a caller in Python: the flow checks again, with better messages.
     """
 
     label: str  # in a form

@@ -112,16 +112,15 @@ class BackgroundWriter:
 
     def remove(self, what: str) -> None:
         """Delete this run's artifacts of that key, also those of its earlier executions."""
+        self.send(lambda: self._delete(what))
+
+    def _delete(self, what: str) -> None:
         of_flow_run = ArtifactFilterFlowRunId(any_=[self.flow_run_id] if self.flow_run_id else [])
         key = ArtifactFilterKey(any_=[self._key_of(what)])
-
-        def delete() -> None:
-            chosen = ArtifactFilter(key=key, flow_run_id=of_flow_run)
-            for artifact in self.client.read_artifacts(artifact_filter=chosen):
-                self.client.delete_artifact(artifact.id)
-            self._written.pop(what, None)
-
-        self.send(delete)
+        chosen = ArtifactFilter(key=key, flow_run_id=of_flow_run)
+        for artifact in self.client.read_artifacts(artifact_filter=chosen):
+            self.client.delete_artifact(artifact.id)
+        self._written.pop(what, None)
 
     def tag_flow_run(self, *runs: str) -> None:
         """Tag the flow run with the ids of these runs, as their remote stages are."""
@@ -155,6 +154,9 @@ class BackgroundWriter:
                 path_params={"id": self._written[what]},
             )
             return
+        is_on_page = not (of_stage and self._task_run)
+        if is_on_page:
+            self._delete(what)  # after Retry the page of the run has that of the execution before
         made = self.client.create_artifact(
             ArtifactCreate(
                 key=self._key_of(what),
@@ -162,7 +164,7 @@ class BackgroundWriter:
                 data=data,
                 description=description,
                 task_run_id=self._task_run,
-                flow_run_id=None if of_stage and self._task_run else self.flow_run_id,
+                flow_run_id=self.flow_run_id if is_on_page else None,
             )
         )
         self._written[what] = made.id

@@ -110,6 +110,7 @@ EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
 Source: TypeAlias = tuple[str, Callable[[str], bytes | None]]
 _MEANS = ("core", "chatcore")  # over all tasks, each from guessing (0) to all right (1)
 _ASKED = ("prompt", "expected", "gold")  # columns that identify a question
+_COLUMNS = {EXAMPLES: ("task", "place", "answer", "correct"), LOSSES: ("split", "nats", "bytes")}
 _SHOWN_DIGITS = 12  # of a suite's digest, in messages
 # Of a difference: bits per byte have five decimals, the loss of a row two, which counts where rows
 # are few and short.
@@ -209,7 +210,13 @@ def _read_table(source: Source, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table; none without the file."""
     artifact, read = source
     data = read(name)
-    return read_rows(data, f"{name} of {artifact}") if data else []
+    rows = read_rows(data, f"{name} of {artifact}") if data else []
+    if missing := [column for column in _COLUMNS[name] if rows and column not in rows[0]]:
+        raise ArtifactError(
+            f"{name} of {artifact} has no column {missing[0]}",
+            hint="another program or version wrote it; evaluate the model again: nanochat evals",
+        )
+    return rows
 
 
 def _pair_answers(

@@ -1,5 +1,6 @@
 """The report card: a page of what a run trained, how well it does, and what it cost."""
 
+import re
 import shlex
 import time
 from collections.abc import Mapping
@@ -46,6 +47,11 @@ from flows.stages import (
     TOKENIZER,
 )
 
+# A call of the calculator, `<<7+5=12>>`, and the marker of a final number, as `#### 12`.
+_MARKER = r"#### (?=-?[0-9][0-9.,]*[ \t]*$)"
+_CALL_OR_MARKER = re.compile(
+    rf"<<([^<>]+?)(?:=([^<>=]*))?>>({_MARKER})?|^{_MARKER}", flags=re.MULTILINE
+)
 _MAX_COMMAND = 160  # letters of a command that the head of the card shows
 
 
@@ -179,13 +185,31 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
         Sample(
             prompt=visible(prompt),
             answers=tuple(
-                (label, visible(by_prompt[prompt]))
+                (label, _answer(by_prompt[prompt]))
                 for label, by_prompt in answers.items()
                 if prompt in by_prompt
             ),
         )
         for prompt in prompts
     )
+
+
+def _answer(text: str) -> str:
+    """Return an answer of a chat model as `nanochat chat` shows it: its calls, and no markers."""
+
+    def shown(found: re.Match[str]) -> str:
+        expression, result, marker = found.groups()
+        if expression is None:
+            return ""  # a marker at the start of a line
+        before, after = (
+            text[max(found.start() - 1, 0) : found.start()],
+            text[found.end() : found.end() + 1],
+        )
+        space = " " if before and not before.isspace() else ""
+        call = f"{space}[calculator: {expression}{'' if result is None else f' = {result}'}]"
+        return call + ("\n" if marker else " " if after.isalnum() else "")
+
+    return visible(_CALL_OR_MARKER.sub(shown, text))
 
 
 def _rewarded(rl: Artifact) -> Section | None:
@@ -205,7 +229,7 @@ def _rewarded(rl: Artifact) -> Section | None:
                 note=f"step {step}",
                 prompt=visible(str(by_step[step][0]["prompt"])),
                 answers=tuple(
-                    (f"reward {line['reward']:g}", visible(str(line["text"])))
+                    (f"reward {line['reward']:g}", _answer(str(line["text"])))
                     for line in by_step[step]
                 ),
             )

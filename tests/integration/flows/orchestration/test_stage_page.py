@@ -1,5 +1,6 @@
 """What a real server's pages show of stages and runs, asked for as the pages ask: over HTTP."""
 
+import contextlib
 import json
 import logging
 import time
@@ -69,9 +70,12 @@ class Pages:
 
     def artifacts(self, flow_run: str) -> dict[str, dict[str, Any]]:
         """What the tab Artifacts of a flow run shows, by key."""
+        return {item["key"]: item for item in self.every_artifact(flow_run)}
+
+    def every_artifact(self, flow_run: str) -> list[dict[str, Any]]:
+        """What that tab shows, also if a key has several."""
         run = self.flow_run(flow_run)
-        chosen = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
-        return {item["key"]: item for item in self._filter("artifacts", chosen)}
+        return self._filter("artifacts", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
 
     def stage_artifacts(self, task_run: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """What the tab Artifacts of a task run shows, by key."""
@@ -201,6 +205,29 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
     assert shown["toy-training-curve"]["task_run_id"] is None
     one_toy()
     assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
+
+
+def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, pages):
+    from prefect import flow
+
+    from flows.orchestration.stage_page import BackgroundWriter
+
+    executions: list[str] = []
+
+    @flow(name="scored", retries=1)
+    def scored() -> None:
+        executions.append(f"execution {len(executions) + 1}")
+        with contextlib.closing(BackgroundWriter("scored")) as writer:
+            writer.show("scores", "markdown", executions[-1], about="What each model scores.")
+            writer.show("scores", "markdown", f"{executions[-1]}, all", about="The same.")
+        if len(executions) == 1:
+            raise ValueError("a fault after the scores")
+
+    name = new_run_id("scored", "20261121t000000z")
+    scored.with_options(flow_run_name=name)()
+    assert executions == ["execution 1", "execution 2"]
+    shown = [item["data"] for item in pages.every_artifact(name) if item["key"] == "scored-scores"]
+    assert shown == ["execution 2, all"]
 
 
 def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, pages):

@@ -85,6 +85,22 @@ def test_without_files_there_are_no_pairs_and_a_damaged_one_is_an_error(tmp_path
         (tmp_path / "old" / name).unlink()
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "missing"),
+    [
+        ("examples.parquet", {"task": "sums", "place": 0, "correct": True}, "answer"),
+        ("examples.parquet", {"task": "sums", "answer": "3", "correct": True}, "place"),
+        ("losses.parquet", {"split": "val", "nats": 20.0}, "bytes"),
+    ],
+)
+def test_a_table_of_another_program_that_lacks_a_column_is_an_error(tmp_path, name, row, missing):
+    old, new = (write(tmp_path / each, RIGHT["old"]) for each in ("old", "new"))
+    (old / name).write_bytes(parquet([row]))
+    with pytest.raises(ArtifactError, match=f"{name} of old has no column {missing}$") as caught:
+        pair(old, new)
+    assert caught.value.hint
+
+
 def test_pairs_narrow_the_interval_of_a_difference():
     old, new = Score(value=0.4, low=0.3, high=0.5), Score(value=0.65, low=0.55, high=0.75)
     apart = delta_of(old, new, None)

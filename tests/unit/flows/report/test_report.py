@@ -150,6 +150,15 @@ def test_answers_that_rl_paid_for_stand_with_their_rewards(hostile):
     assert "at step 3?" not in page + text
 
 
+def test_answers_show_calls_of_the_calculator_as_the_chat_does(tmp_path):
+    answer = "7+5 = <<7+5=12>>12, but <<1/0>>.\n#### 2 ways<<12-2=10>>#### 10\n#### 10"
+    calls = "7+5 = [calculator: 7+5 = 12] 12, but [calculator: 1/0]."
+    shown = f"{calls}\n#### 2 ways [calculator: 12-2 = 10]\n10\n10"
+    page, text = make_report(tmp_path, answer=answer)
+    assert html.unescape(page).count(shown) == text.count(shown) == 6  # of chat models and RL
+    assert text.count(answer) == 1  # a base model calls nothing
+
+
 def test_an_rl_that_left_no_samples_has_no_section(inputs, changes):
     (inputs["rl"] / "samples.jsonl").write_text("\n")
     changes()
