@@ -22,24 +22,21 @@ HEADER = "| group | last run | last passed | commit | seed | minutes | result |"
 # Group -> test files or folders below tests/campaigns. At most 14, at most 15 minutes each on two
 # idle cores.
 GROUPS = {
-    "kill runs": ("reliability/test_kill_tree.py",),
+    "kill runs": ("reliability/test_kill_commands.py",),
     "kill trainings": (
         "reliability/test_kill_training.py",
         "reliability/test_kill_chat.py",
         "nanochat_core/train",
     ),
-    "kill rebuilds": ("reliability/test_kill_rebuild.py", "reliability/test_kill_sweep.py"),
+    "kill rebuilds": ("reliability/test_kill_rebuild.py",),
     "kill stacks": (
-        "reliability/test_kill_stack.py",
         "infra/stack/test_cancels.py",
         "infra/stack/test_resumed_once.py",
-        "infra/stack/test_seconds.py",
     ),
     "stacks": (
         "infra/stack/test_mending.py",
         "infra/stack/test_postgres.py",
         "infra/stack/test_shared.py",
-        "infra/test_shared_servers.py",
         "reliability/test_prefect_outage.py",
         "deployments",
     ),
@@ -52,7 +49,6 @@ GROUPS = {
     "power": ("reliability/test_power_cut.py", "reliability/test_syscalls.py"),
     "protocol": (
         "reliability/test_simulation.py",
-        "reliability/test_fencing.py",
         "reliability/test_two_commands.py",
         "reliability/test_gc_histories.py",
     ),

@@ -11,7 +11,6 @@ import contextlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +19,8 @@ from typing import Any
 from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwright
 
 from infra.prefect.server import find_password
-from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
-from tests.campaigns.end_to_end.walk import (
-    BEFORE_FAILURE,
-    FAILING,
-    NAME,
-    SECONDS_FOR_A_FLOW,
-    stages_of,
-)
+from tests.campaigns.end_to_end.small import DEPTH, PLACE, SECONDS, SETTINGS, stages_of
+from tests.campaigns.end_to_end.test_walk import BEFORE_FAILURE, FAILING, NAME
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
 from tests.support.deployments.prefect_api import wait_until
 from tests.support.infra.stack.attempts import log_in
@@ -111,97 +103,87 @@ class Visitor:
         self.page.get_by_role("tab", name=name).click()
 
 
-def visit(visitor: Visitor, diary: Diary) -> None:
+def visit(visitor: Visitor) -> None:
     """All of it."""
     stack = visitor.stack
-    with diary.check("`nanochat up`"):
-        stack.start()
-        visitor.log_in()
-    run = fill_form(visitor, diary)
-    watch_failure(visitor, diary, run)
-    retry(visitor, diary, run)
-    look_at_artifacts(visitor, diary, run)
-    with diary.check("`nanochat down`"):
-        stack.down()
+    stack.start()
+    visitor.log_in()
+    run = fill_form(visitor)
+    watch_failure(visitor, run)
+    retry(visitor, run)
+    look_at_artifacts(visitor, run)
+    stack.down()
 
 
-def fill_form(visitor: Visitor, diary: Diary) -> str:
+def fill_form(visitor: Visitor) -> str:
     """A mistake, and then a run; gives its id."""
     stack, page = visitor.stack, visitor.page
     deployment = stack.api.deployment("nanochat/nanochat")
-    with diary.check("a wrong value is refused by the form") as entry:
-        visitor.go(f"deployments/deployment/{deployment['id']}/run")
-        page.get_by_label("Depth").fill("1000")
-        page.get_by_role("button", name="Submit").click()
-        said = page.get_by_label("Depth").evaluate("field => field.validationMessage")
-        assert "100" in said, said  # the browser says it, in a bubble that is no part of the page
-        assert stack.api.runs_of(deployment) == []
-        entry.found = said
-    with diary.check("the form is filled and submitted"):
-        visitor.fill_form()
-        page.get_by_label("Profile").scroll_into_view_if_needed()
-        visitor.picture("form")
-        page.set_viewport_size(PHONE)
-        page.get_by_label("Profile").scroll_into_view_if_needed()
-        visitor.picture("form-phone")
-        page.set_viewport_size(WINDOW)
-        page.get_by_role("button", name="Submit").click()
-        (run,) = wait_until(lambda: stack.api.runs_of(deployment), seconds=60, what="the run")
+    visitor.go(f"deployments/deployment/{deployment['id']}/run")
+    page.get_by_label("Depth").fill("1000")
+    page.get_by_role("button", name="Submit").click()
+    said = page.get_by_label("Depth").evaluate("field => field.validationMessage")
+    assert "100" in said, said  # the browser says it, in a bubble that is no part of the page
+    assert stack.api.runs_of(deployment) == []
+    visitor.fill_form()
+    page.get_by_label("Profile").scroll_into_view_if_needed()
+    visitor.picture("form")
+    page.set_viewport_size(PHONE)
+    page.get_by_label("Profile").scroll_into_view_if_needed()
+    visitor.picture("form-phone")
+    page.set_viewport_size(WINDOW)
+    page.get_by_role("button", name="Submit").click()
+    (run,) = wait_until(lambda: stack.api.runs_of(deployment), seconds=60, what="the run")
     return run["id"]
 
 
-def watch_failure(visitor: Visitor, diary: Diary, run: str) -> None:
+def watch_failure(visitor: Visitor, run: str) -> None:
     """A stage cannot be put into the store: a file is where its directory should be."""
     stack, page = visitor.stack, visitor.page
-    with diary.check("the run trains"):
-        visitor.go(f"runs/flow-run/{run}")
-        wait_until(lambda: _is_at_work(stack, "pretrain"), seconds=900, what="pretraining")
-        (stack.home / "store" / FAILING).touch()
-        page.reload()  # its graph is drawn for the width of a run that has just begun
-        expect(page.get_by_text("Running").first).to_be_visible()
-        visitor.picture("run")
-        visitor.go("dashboard")  # the graph moves all the time, which costs half a core
-    with diary.check("the run fails, and says why"):
-        ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
-        assert ended["state_type"] == "FAILED", ended["state"]
-        visitor.go(f"runs/flow-run/{run}")
-        expect(page.get_by_text("Failed").first).to_be_visible()
-        page.get_by_label("log sort order").click()
-        page.get_by_role("option", name="Newest to oldest").click()
-        expect(page.get_by_text(re.compile("not a directory|refuses", re.I)).first).to_be_visible()
-        visitor.picture("failed")
+    visitor.go(f"runs/flow-run/{run}")
+    wait_until(lambda: _is_at_work(stack, "pretrain"), seconds=900, what="pretraining")
+    (stack.home / "store" / FAILING).touch()
+    page.reload()  # its graph is drawn for the width of a run that has just begun
+    expect(page.get_by_text("Running").first).to_be_visible()
+    visitor.picture("run")
+    visitor.go("dashboard")  # the graph moves all the time, which costs half a core
+    ended = stack.api.wait_for_end(run, seconds=SECONDS)
+    assert ended["state_type"] == "FAILED", ended["state"]
+    visitor.go(f"runs/flow-run/{run}")
+    expect(page.get_by_text("Failed").first).to_be_visible()
+    page.get_by_label("log sort order").click()
+    page.get_by_role("option", name="Newest to oldest").click()
+    expect(page.get_by_text(re.compile("not a directory|refuses", re.I)).first).to_be_visible()
+    visitor.picture("failed")
 
 
-def retry(visitor: Visitor, diary: Diary, run: str) -> None:
+def retry(visitor: Visitor, run: str) -> None:
     """Once the store is well again."""
     stack, page = visitor.stack, visitor.page
-    with diary.check("Retry in its menu completes it; what was done is Cached") as entry:
-        (stack.home / "store" / FAILING).unlink()
-        visitor.choose("Retry")
-        wait_until(lambda: stack.api.run(run)["run_count"] == 2, seconds=180, what="the retry")
-        ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
-        assert ended["state_type"] == "COMPLETED", ended["state"]
-        states = stages_of(stack, run)
-        assert {states[stage] for stage in BEFORE_FAILURE} == {"Cached"}, states
-        page.reload()
-        expect(page.get_by_text("Completed").first).to_be_visible()
-        visitor.tab("Task Runs")
-        expect(page.get_by_text("Cached").first).to_be_visible()
-        visitor.picture("retried")
-        entry.found = f"{sum(state == 'Cached' for state in states.values())} Cached"
+    (stack.home / "store" / FAILING).unlink()
+    visitor.choose("Retry")
+    wait_until(lambda: stack.api.run(run)["run_count"] == 2, seconds=180, what="the retry")
+    ended = stack.api.wait_for_end(run, seconds=SECONDS)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    states = stages_of(stack, run)
+    assert {states[stage] for stage in BEFORE_FAILURE} == {"Cached"}, states
+    page.reload()
+    expect(page.get_by_text("Completed").first).to_be_visible()
+    visitor.tab("Task Runs")
+    expect(page.get_by_text("Cached").first).to_be_visible()
+    visitor.picture("retried")
 
 
-def look_at_artifacts(visitor: Visitor, diary: Diary, run: str) -> None:
+def look_at_artifacts(visitor: Visitor, run: str) -> None:
     """Those of the run, and the report card's page."""
     page = visitor.page
-    with diary.check("the report card is among its artifacts"):
-        visitor.tab("Artifacts")
-        expect(page.get_by_text("report-card").first).to_be_visible()
-        visitor.picture("artifacts")
-        card = _report_card(visitor.stack, run)
-        visitor.go(f"artifacts/artifact/{card['id']}")
-        expect(page.get_by_text("val_bpb").first).to_be_visible()
-        visitor.picture("report")
+    visitor.tab("Artifacts")
+    expect(page.get_by_text("report-card").first).to_be_visible()
+    visitor.picture("artifacts")
+    card = _report_card(visitor.stack, run)
+    visitor.go(f"artifacts/artifact/{card['id']}")
+    expect(page.get_by_text("val_bpb").first).to_be_visible()
+    visitor.picture("report")
 
 
 def _is_at_work(stack: LiveStack, stage: str) -> bool:
@@ -233,17 +215,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=4750)
     given = parser.parse_args()
     given.images.mkdir(parents=True, exist_ok=True)
-    diary = Diary()
     with tempfile.TemporaryDirectory() as directory, chromium() as page:
         stack = LiveStack(Path(directory) / "home", port=given.port)
         try:
-            visit(Visitor(page, stack, given.images), diary)
+            visit(Visitor(page, stack, given.images))
         except BaseException:
             page.screenshot(path=Path(tempfile.gettempdir()) / "walk-failed.png")
             raise
         finally:
             stack.end()
-            sys.stdout.write(f"{diary.table()}\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""Values of the run form for a whole tiny flow of about a minute, every stage of it a real one."""
+"""A whole tiny flow of about a minute, every stage of it a real one: its form, and what it did."""
 
+import contextlib
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from tests.support.infra.stack.live import LiveStack
 
 DEPTH = 1
 _CHAT = (("identity", 60), ("spelling", 100), ("arithmetic", 30))
@@ -27,15 +32,52 @@ SETTINGS = {
 }
 PLACE = ("threads=1",)  # sums depend on the number of threads
 
+SECONDS = 1800.0  # for a flow on a busy machine; two minutes on an idle one
 
-def form_values(*, run_name: str, store: str | None = None, **settings: Any) -> dict[str, Any]:
-    """What is typed into the form; `settings` are more overrides, section__name=value."""
+
+def form_values(name: str, **settings: Any) -> dict[str, Any]:
+    """Return what is typed into the form; `settings` are more overrides, section__name=value."""
     changed = {name.replace("__", "."): value for name, value in settings.items()}
-    values: dict[str, Any] = {
+    return {
         "profile": "tiny",
         "depth": DEPTH,
         "overrides": [f"{name}={value}" for name, value in {**SETTINGS, **changed}.items()],
         "place": list(PLACE),
-        "run_name": run_name,
+        "run_name": name,
     }
-    return values if store is None else {**values, "store": store}
+
+
+def start_flow(
+    stack: LiveStack,
+    name: str,
+    *,
+    store: Path | None = None,
+    fields: Mapping[str, Any] = {},
+    **settings: Any,
+) -> str:
+    """Trigger a run as the form does, and return its id; `fields` are more of the form's."""
+    values = form_values(name, **settings)
+    if store is not None:
+        store.mkdir(parents=True, exist_ok=True)
+        values["store"] = store.as_uri()
+    deployment = stack.api.deployment("nanochat/nanochat")
+    return stack.api.trigger(deployment, {**values, **fields}, name=name)
+
+
+def stages_of(stack: LiveStack, run: str) -> dict[str, str]:
+    """Stage -> name of the state of its task run, of the run's last attempt."""
+    count = stack.api.run(run)["run_count"]
+    tasks = [t for t in stack.api.task_runs(run) if t["flow_run_run_count"] == count]
+    # Task runs are called as their stage, perhaps with something after it.
+    return {t["name"].split()[0].split("/")[0]: t["state_name"] for t in tasks}
+
+
+def newest_step(stack: LiveStack, stage: str) -> int:
+    """Return the last step in the log of the unfinished job of a stage; 0 before its first."""
+    steps = [0]
+    for log in sorted((stack.home / "work" / stage).glob("*/events.jsonl")):
+        with contextlib.suppress(FileNotFoundError):  # the job has just ended
+            lines = log.read_text(encoding="utf-8").splitlines()
+            events = [json.loads(line) for line in lines if line.endswith("}")]
+            steps += [event["step"] for event in events if event.get("kind") == "step"]
+    return steps[-1]

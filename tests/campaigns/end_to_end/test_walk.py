@@ -1,18 +1,45 @@
-"""The whole product through Prefect's HTTP API, on a fresh home.
+"""The whole product as its users meet it: up, form, cancel, failure, retry, schedule, fetch, down.
 
-By hand, with a table of what was checked: python -m tests.campaigns.end_to_end
+Everything but the commands `up`, `fetch` and `down` goes over HTTP, as Prefect's pages do it. `-s`
+prints how long a run takes to get going, and one that has nothing to do.
 """
 
-from collections.abc import Iterator
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.campaigns.end_to_end.diary import Diary
-from tests.campaigns.end_to_end.walk import walk
+from flows.stages import STAGES
+from tests.campaigns.end_to_end.small import (
+    SECONDS,
+    form_values,
+    newest_step,
+    stages_of,
+    start_flow,
+)
+from tests.support.deployments.prefect_api import FINAL, unix, wait_until
 from tests.support.infra.stack.live import LiveStack
 
 pytestmark = [pytest.mark.prefect, pytest.mark.torch, pytest.mark.timeout(3600)]
+
+FORM, NIGHTLY = "nanochat/nanochat", "nanochat-eval/main"
+NAME = "main"  # of the run that the nightly evaluation is about
+FAILING = "sft"
+BEFORE_FAILURE = {"shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "midtrain"}
+WRONG = (  # what a user may mistype, each refused by the API
+    {"profile": "tinny"},
+    {"depth": 0},
+    {"depth": "deep"},
+    {"from_stage": "pretrian"},
+    {"force": ["nothing"]},
+    {"gpus": -1},
+    {"nodes": 0},
+    {"overrides": "pretrain.num_steps=1"},
+)
 
 
 @pytest.fixture
@@ -23,4 +50,186 @@ def stack(tmp_path: Path) -> Iterator[LiveStack]:
 
 
 def test_up_form_cancel_failure_retry_schedule_fetch_and_down(stack: LiveStack) -> None:
-    walk(stack, Diary())
+    come_up(stack)
+    look_at_form(stack)
+    refuse_wrong_values(stack)
+    run = train(stack)
+    look_at_artifacts(stack, run)
+    run_cached(stack)
+    evaluate_on_schedule(stack)
+    fetch_artifact(stack)
+    stack.down()
+    wait_until(lambda: not stack.processes(), seconds=15, what="its processes to end")
+    assert not stack.api.answers()
+
+
+def come_up(stack: LiveStack) -> None:
+    """Give `nanochat up` twice in a fresh home: the second finds the first."""
+    assert not stack.home.exists()
+    stack.start()
+    before = {p.pid for p in stack.processes("server", "supervisor", "worker")}
+    assert len(before) >= 4, before
+    first = stack.api.url
+    stack.start()
+    after = {p.pid for p in stack.processes("server", "supervisor", "worker")}
+    assert (stack.api.url, after) == (first, before)
+    for name in (FORM, "one-stage/gpu", NIGHTLY, "sweep/sweep"):
+        assert stack.api.deployment(name)["name"] == name.partition("/")[2]
+    for pool in ("cpu", "gpu"):
+
+        def has_worker(pool: str = pool) -> bool:
+            workers = stack.api.post(f"work_pools/{pool}/workers/filter", {})
+            return any(worker["status"] == "ONLINE" for worker in workers)
+
+        wait_until(has_worker, seconds=60, what=f"a worker of {pool}")
+
+
+def look_at_form(stack: LiveStack) -> None:
+    """Look at what the run form is made from: descriptions, choices and bounds."""
+    schema = stack.api.deployment(FORM)["parameter_openapi_schema"]
+    fields: dict[str, Any] = schema["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+    assert "tiny" in choices_of(fields["profile"], schema)
+    assert FAILING in choices_of(fields["from_stage"], schema) & choices_of(fields["force"], schema)
+    depth = json.dumps(fields["depth"])
+    assert "minimum" in depth, depth
+    assert "maximum" in depth, depth
+
+
+def choices_of(field: Mapping[str, Any], schema: Mapping[str, Any]) -> set[str]:
+    """Return everything that a field offers, however deep its schema has it."""
+    found = set[str](map(str, field.get("enum", ())))
+    parts = [*field.get("anyOf", ()), *field.get("allOf", ())]
+    parts += [field["items"]] if "items" in field else []
+    if "$ref" in field:
+        parts.append(schema["definitions"][field["$ref"].rpartition("/")[2]])
+    return found.union(*(choices_of(part, schema) for part in parts))
+
+
+def refuse_wrong_values(stack: LiveStack) -> None:
+    """By the API where the schema knows better, else in the first second of the run."""
+    deployment = stack.api.deployment(FORM)
+    for wrong in WRONG:
+        answer = stack.api.submit_form(deployment, {**form_values("wrong"), **wrong}, name="wrong")
+        assert answer.status_code in (409, 422), (wrong, answer.status_code, answer.text)
+    assert stack.api.runs_of(deployment) == []
+    run = start_flow(stack, "wrong", pretrain__num_step=1)
+    ended = stack.api.wait_for_end(run, seconds=120)
+    assert ended["state_type"] == "FAILED", ended["state"]
+    assert "pretrain.num_step" in ended["state"]["message"], ended["state"]
+    assert stack.api.task_runs(run) == []
+
+
+def train(stack: LiveStack) -> str:
+    """Run the whole flow, cancelled once, failed once, retried twice; return its id."""
+    api = stack.api
+    run = start_flow(stack, NAME, fields={"retries": 1}, pretrain__num_steps=600)
+    wait_until(lambda: api.run(run)["state_type"] == "RUNNING", seconds=90, what="RUNNING")
+    wait_until(lambda: newest_step(stack, "pretrain"), seconds=300, what="a step of pretraining")
+    print(f"\nthe first job {first_start(stack) - unix(api.run(run)['start_time']):.2f} s after")
+    began = time.monotonic()
+    api.press_cancel(run)
+    wait_until(lambda: not stack.processes("job"), seconds=60, what="the jobs to end")
+    took = time.monotonic() - began
+    print(f"no job {took:.1f} s after Cancel")
+    assert took < 30
+    commits = list((stack.home / "work" / "pretrain").glob("*/checkpoints/step-*/COMMIT.json"))
+    saved = max(int(commit.parent.name.partition("-")[2]) for commit in commits)
+    assert api.wait_for_end(run, seconds=120)["state_type"] == "CANCELLED"
+
+    api.press_retry(run)
+    wait_until(lambda: stack.processes("job"), seconds=300, what="the job to resume")
+    blocked = stack.home / "store" / FAILING
+    blocked.touch()  # a file where the stage's directory in the store should be
+    failed = api.wait_for_end(run, seconds=SECONDS)
+    assert (failed["state_type"], failed["run_count"]) == ("FAILED", 2), failed["state"]
+    logs = sorted((stack.home / "store" / "pretrain").glob("*/**/events.jsonl"))
+    events = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    assert saved in [event["step"] for event in events if event["kind"] == "start"]
+    assert stages_of(stack, run)[FAILING] == "Failed"
+
+    blocked.unlink()
+    api.press_retry(run)
+    ended = api.wait_for_end(run, seconds=SECONDS)
+    assert (ended["state_type"], ended["run_count"]) == ("COMPLETED", 3), ended["state"]
+    assert ended["name"] == failed["name"], "a retry is the same run"
+    states = stages_of(stack, run)
+    assert states.keys() == {stage.name for stage in STAGES}
+    assert {states[stage] for stage in BEFORE_FAILURE} == {"Cached"}, states
+    assert states[FAILING] in ("Completed", "Resumed"), states
+    return run
+
+
+def first_start(stack: LiveStack) -> float:
+    """Return when the first job was started, as the records of executions say."""
+    records = [path.read_text() for path in (stack.home / "work").glob("*/*/segments.jsonl")]
+    return min(json.loads(line)["started"] for text in records for line in text.splitlines())
+
+
+def look_at_artifacts(stack: LiveStack, run: str) -> None:
+    """Look at what the run's page shows, and at the curves of the stages that it requested."""
+    found = [a for a in stack.api.artifacts(run) if a["key"]]
+    keys = {a["key"].removeprefix(f"{NAME}-"): a for a in found}
+    assert keys.keys() >= {"plan", "artifacts", "scores", "report-card"}, sorted(keys)
+    assert keys["report-card"]["type"] == "markdown"
+    assert "val_bpb" in keys["report-card"]["data"]
+    # On the requests' pages: bars are removed when a stage is done.
+    tag = f"run:{stack.api.run(run)['name']}"
+    requests = stack.api.runs(flow_runs={"tags": {"all_": [tag]}})
+    found = [a for request in requests for a in stack.api.artifacts(request["id"])]
+    curves = {a["key"]: a["data"] for a in found if a["type"] == "image"}
+    for stage in ("pretrain", FAILING):
+        assert curves.get(f"{NAME}-{stage}-curve") is not None, (tag, sorted(curves))
+
+
+def run_cached(stack: LiveStack) -> None:
+    """Submit the same form again: every stage is Cached."""
+    run = start_flow(stack, NAME, pretrain__num_steps=600)
+    ended = stack.api.wait_for_end(run, seconds=SECONDS)
+    assert ended["state_type"] == "COMPLETED", ended["state"]
+    # Prefect hears of the states of a run's tasks by events, a while after the run's own.
+    wait_until(
+        lambda: set(stages_of(stack, run).values()) == {"Cached"},
+        seconds=60,
+        what=f"every stage Cached: {stages_of(stack, run)}",
+    )
+    print(f"RUNNING to COMPLETED, all Cached: {ended['total_run_time']:.2f} s")
+
+
+def evaluate_on_schedule(stack: LiveStack) -> None:
+    """Have the nightly evaluation run every minute, with a suite that was never run."""
+    api = stack.api
+    deployment = api.deployment(NIGHTLY)
+    schedule = deployment["schedules"][0]
+    place = f"deployments/{deployment['id']}"
+    assert deployment["paused"] or not schedule["active"]
+    suite = 'chat_eval.tasks=[{"name": "arithmetic", "max_examples": 4, "max_new_tokens": 8}]'
+    changed = {
+        "schedule": {"cron": "* * * * *", "timezone": "UTC"},
+        "active": True,
+        "parameters": {"overrides": [suite], "place": ["threads=1"]},
+    }
+    api.patch(f"{place}/schedules/{schedule['id']}", changed)
+    api.post(f"{place}/resume_deployment", {})
+
+    def ended() -> list[dict[str, Any]] | None:
+        runs = [r for r in api.runs_of(deployment) if r["state_type"] in FINAL]
+        return runs if len(runs) >= 2 else None
+
+    runs = wait_until(ended, seconds=420, what="two scheduled evaluations")
+    api.post(f"{place}/pause_deployment", {})
+    runs = sorted(runs, key=lambda r: r["start_time"])[:2]
+    assert [r["state_type"] for r in runs] == ["COMPLETED"] * 2, [r["state"] for r in runs]
+    assert all(r["auto_scheduled"] for r in runs)
+    states = [list(stages_of(stack, r["id"]).values()) for r in runs]
+    assert states == [["Completed"], ["Cached"]], states
+
+
+def fetch_artifact(stack: LiveStack) -> None:
+    """Fetch a model, and compare every file with its manifest."""
+    target = stack.home.parent / "fetched"
+    stack.command("fetch", f"rl@{NAME}", "--to", str(target))
+    (manifest,) = (stack.home / "store" / "rl").glob("*/manifest.json")
+    for file in json.loads(manifest.read_text(encoding="utf-8"))["files"]:
+        content = (target / file["path"]).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == file["sha256"], file["path"]

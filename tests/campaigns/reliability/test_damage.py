@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.campaigns import Campaign
-from tests.support.reliability.damage import Damages, check, check_variety, summary
+from tests.support.reliability.damage import Damages, check_variety
 
 
 @pytest.mark.timeout(3600)
 def test_thousands_of_damages_are_found_before_they_are_used(
     tmp_path: Path, campaign: Campaign
 ) -> None:
-    trials = campaign.trials(10_000)
-    report = Damages(tmp_path, seed=campaign.seed).run(trials)
-    campaign.found(summary(report))
-    check(report)
+    damages, trials = Damages(tmp_path, seed=campaign.seed), campaign.trials(10_000)
+    damages.run(trials)
+    campaign.found(damages.summary())
+    assert damages.faults == []
     if trials >= 10_000:  # of fewer, some kinds may not be drawn
-        check_variety(report)
+        check_variety(damages.outcomes)

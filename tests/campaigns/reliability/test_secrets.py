@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.prefect.server import password_path
-from tests.campaigns.end_to_end.small import form_values
+from tests.campaigns.end_to_end.small import SECONDS, start_flow
 from tests.conftest import BUCKET
 from tests.support.infra.stack.live import LiveStack
 from tests.support.infra.stack.postgres import Postgres, find_binaries, running_postgres
@@ -24,9 +24,6 @@ from tests.support.reliability.canaries import (
 )
 
 USER = "trials"
-
-
-SECONDS_FOR_A_FLOW = 900.0
 
 
 @pytest.fixture
@@ -92,10 +89,9 @@ def test_a_deployed_flow_leaves_no_secret_anywhere(
     with CommandLines(canaries) as lines:
         stack.start()
         assert stack.api.get("health") is True
-        deployment = stack.api.deployment("nanochat/nanochat")
-        run = stack.api.trigger(deployment, form_values(run_name="main"))
-        assert stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)["state_type"] == "COMPLETED"
-        wrong = stack.api.trigger(deployment, form_values(run_name="main", pretrain__steps=1))
+        run = start_flow(stack, "main")
+        assert stack.api.wait_for_end(run, seconds=SECONDS)["state_type"] == "COMPLETED"
+        wrong = start_flow(stack, "main", pretrain__steps=1)
         assert stack.api.wait_for_end(wrong, seconds=120)["state_type"] == "FAILED"
         logs = json.dumps(stack.api.logs(run) + stack.api.logs(wrong)).encode()
         stack.down()

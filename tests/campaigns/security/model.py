@@ -11,8 +11,6 @@ import resource
 import shutil
 import signal
 import struct
-import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -30,11 +28,9 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
-from tests.campaigns.security.rows import Row, row
 
 Trial: TypeAlias = Callable[[Path, random.Random], None]
 
-ATTEMPTS = 10_000
 SECONDS = 30  # of one mutant, on a machine that is busy
 MEMORY = 2**31  # bytes of address space that a child may take for its mutants
 ENGINE_MEMORY = 2**27
@@ -337,6 +333,7 @@ def try_all(
     folder: Path, *, attempts: int, seed: int, trial: Trial = answer, seconds: float = SECONDS
 ) -> list[str]:
     """Try that many mutants in child processes; return a line for each that got through."""
+    torch.set_num_threads(1)  # no thread of torch's may be alive in a fork
     bases, log = write_models(folder), folder / "log"
     through: list[str] = []
     begun = 0
@@ -382,12 +379,3 @@ def _try_some(
             wrong = outcome(mutant, rng, trial)
             signal.setitimer(signal.ITIMER_REAL, 0)
             print(json.dumps([number, what, wrong]), file=log, flush=True)
-
-
-def run(seed: int) -> list[Row]:
-    """Try 10,000 mutants of a seed."""
-    started = time.monotonic()
-    torch.set_num_threads(1)  # no thread of torch's may be alive in a fork
-    with tempfile.TemporaryDirectory(prefix="model-") as folder:
-        through = try_all(Path(folder), attempts=ATTEMPTS, seed=seed)
-    return [row("model", ATTEMPTS, through, began=started)]

@@ -5,14 +5,10 @@ the browser's storage: four renderings. What gets through is a script that runs,
 attribute that has a use, a request to another origin, navigation, and a breach of the policy.
 """
 
-import sys
-import time
-
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
-from tests.campaigns.security.rows import Row, row
 from tests.support.browser.chat import ask, questions
-from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.support.browser.chromium import launch
 from tests.support.browser.fixtures import DESKTOP, PATIENCE, WATCH, Complaints, watch
 from tests.support.browser.page_corpus import EVERYWHERE, harm, show_stored
 from tests.support.browser.scripted_server import STATS, RunningServer, ScriptedServer, answer
@@ -22,13 +18,11 @@ RENDERINGS = 4  # of each text
 LETTERS = 7  # of a token, so that markup is cut in the middle
 
 
-def run(texts: list[str] | None = None, *, flaw: str = "") -> list[Row]:
-    """Render the texts; `flaw` is a script for a page without its policy, to see it found."""
-    if find_chromium() is None:
-        print(f"page: skipped, {NO_CHROMIUM}", file=sys.stderr)
-        return []
-    texts = EVERYWHERE if texts is None else texts
-    began = time.monotonic()
+def run(texts: list[str] = EVERYWHERE, *, flaw: str = "") -> tuple[int, list[str]]:
+    """Render the texts; return how many renderings there were, and a line for each that harmed.
+
+    `flaw` is a script for a page without its policy, to see it found.
+    """
     server = ScriptedServer()
     thread = RunningServer(server)
     expect.set_options(timeout=PATIENCE)
@@ -44,7 +38,7 @@ def run(texts: list[str] | None = None, *, flaw: str = "") -> list[Row]:
             browser.close()
     finally:
         thread.close()
-    return [row("page, renderings in Chromium", RENDERINGS * len(texts), through, began=began)]
+    return RENDERINGS * len(texts), through
 
 
 def _converse(context: BrowserContext, server: ScriptedServer, texts: list[str]) -> list[str]:

@@ -9,14 +9,11 @@ command ends with an error, after few requests.
 import os
 import shutil
 import signal
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from infra.storage.base import MAX_RECORD
 from tests.campaigns.security.records import ask, environment, fault_of, make_store, without_ages
-from tests.campaigns.security.rows import Row, row
 from tests.integration.infra.storage.test_plain_files import STRANGERS
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import PAGE, Answer, Request
@@ -37,9 +34,6 @@ def _sparse(path: Path) -> None:
 
 
 _STRANGERS: dict[str, Callable[[Path], None]] = {**STRANGERS, "huge": _sparse}
-_LINKED = "linked folder"  # each folder at the root of the store
-_LINKED_TMP = "linked .tmp"
-_STRANGE = (*_STRANGERS, _LINKED, _LINKED_TMP)
 _NO_BUCKET = b"<ListBucketResult><Name>another</Name></ListBucketResult>"
 _AWAY = {"Location": "http://portal.invalid/login"}
 _GATEWAYS: dict[str, Answer] = {
@@ -55,44 +49,38 @@ _GATEWAYS: dict[str, Answer] = {
 }
 
 
-def run(
-    commands: Sequence[Sequence[str]] = COMMANDS, strangers: Sequence[str] = _STRANGE
-) -> list[Row]:
-    """Put each stranger in the place of each kind of record, then let each gateway answer."""
-    with tempfile.TemporaryDirectory(prefix="store-") as name:
-        return [_directory(Path(name), commands, strangers), _gateways(Path(name), commands)]
+def try_strangers(directory: Path) -> tuple[int, list[str]]:
+    """Put each stranger in the place of each kind of record, and make each folder a link.
 
-
-def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Sequence[str]) -> Row:
-    began, attempts, through = time.monotonic(), 0, list[str]()
+    Return the number of attempts, and a line for each that got through.
+    """
+    attempts, through = 0, list[str]()
     store = make_store(directory / "store")
     keys = [entry.key for entry in store.list("") if entry.key.endswith(".json")]
     kinds = {
         key.rpartition("/")[2] if "/" in key[5:] else key.partition("/")[0]: key for key in keys
     }
     with environment(directory / "home", NANOCHAT_STORE=store.url):
-        untouched = {tuple(command): _ask(command) for command in commands}
+        untouched = {command: _ask(command) for command in COMMANDS}
         for key in kinds.values():
             data = store.get(key)
             path = path_of(store, key)
-            for kind in (kind for kind in strangers if kind in _STRANGERS):
+            for kind, put in _STRANGERS.items():
                 path.unlink()
-                _STRANGERS[kind](path)
-                for command in commands:
+                put(path)
+                for command, old in untouched.items():
                     attempts += 1
-                    old = untouched[tuple(command)]
                     # What is no file is not listed, so nothing need be said of it.
                     fault = fault_of(command, _ask(command), old, record=key, is_none=False)
                     if fault is not None:
                         through.append(f"{' '.join(command)}, {key}: {kind}: {fault}")
             path.unlink()
             store.put(key, data)
-        folders = sorted({key.partition("/")[0] for key in keys}) if _LINKED in strangers else []
-        for name in (*folders, *([".tmp"] if _LINKED_TMP in strangers else [])):
-            asked = [*commands, ("gc", "--apply")] if name == ".tmp" else commands
+        for name in (*sorted({key.partition("/")[0] for key in keys}), ".tmp"):
+            asked = [*COMMANDS, ("gc", "--apply")] if name == ".tmp" else COMMANDS
             attempts += len(asked)
             through += _linked(path_of(store, "x").with_name(name), directory / name, asked)
-    return row("store: directory", attempts, through, began=began)
+    return attempts, through
 
 
 def _linked(folder: Path, outside: Path, commands: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -130,8 +118,11 @@ def _contents(directory: Path) -> list[tuple[str, float]]:
     return sorted((str(path), path.lstat().st_mtime) for path in paths)
 
 
-def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
-    began, attempts, through = time.monotonic(), 0, list[str]()
+def try_gateways(
+    directory: Path, commands: Sequence[Sequence[str]] = COMMANDS
+) -> tuple[int, list[str]]:
+    """Let each gateway answer each command in place of a bucket; return as `try_strangers`."""
+    attempts, through = 0, list[str]()
     fake = FakeS3()
     variables = client_environment(fake.endpoint) | {"NANOCHAT_STORE": "s3://fake/store"}
     with environment(directory / "empty", **variables):
@@ -151,7 +142,7 @@ def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
                 if fault is not None:
                     through.append(f"{' '.join(command)}: {name}: {fault}")
     fake.stop()
-    return row("store: gateways", attempts, through, began=began)
+    return attempts, through
 
 
 def _for(request: Request, answer: Answer) -> Answer:

@@ -1,15 +1,17 @@
-"""What the attacks must notice: a page that follows answers, an open server, an open home."""
+"""What the attacks must notice: a page that follows answers, a crash, an open server and home."""
 
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.prefect.server import start_server, stop_server, wait_for_server
-from tests.campaigns.security import page, prefect
-from tests.campaigns.security.test_renderings import UNESCAPED
+from infra.storage.s3.store import S3Store
+from tests.campaigns.security import model, page, store
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.stack.attempts import (
     try_api_as_another_user,
@@ -18,13 +20,27 @@ from tests.support.infra.stack.attempts import (
 )
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+needs_chromium = pytest.mark.skipif(find_chromium() is None, reason=NO_CHROMIUM)
+# An answer that looks like an element becomes one, as if the page did not escape it.
+UNESCAPED = """addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
+  for (const body of document.querySelectorAll("article.assistant .body"))
+    if (body.textContent.endsWith(">") && body.querySelector("img") === null)
+      body.innerHTML = body.textContent;
+}).observe(document.body, {subtree: true, childList: true}));"""
 
 
-@pytest.mark.skipif(find_chromium() is None, reason=NO_CHROMIUM)
-def test_a_page_that_follows_an_answer_gets_through_the_renderings():
-    text = "<form action=/elsewhere><input autofocus onfocus=this.form.submit()></form>"
-    [row] = page.run([text], flaw=UNESCAPED)
-    assert "/elsewhere" in row.got_through[0]
+@needs_chromium
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("<form action=/elsewhere><input autofocus onfocus=this.form.submit()></form>", "/elsewh"),
+        ("<img src=x onerror='window.hit = 1'>", "a script ran"),
+    ],
+)
+def test_a_page_that_does_not_escape_gets_through_the_renderings(text: str, seen: str):
+    _, through = page.run([text, "a plain sentence"], flaw=UNESCAPED)
+    assert len(through) == 1
+    assert seen in through[0]
 
 
 @pytest.mark.prefect
@@ -34,11 +50,11 @@ def test_a_server_without_a_password_gets_through_the_attempts(tmp_path: Path, m
     server = start_server(tmp_path, guarded=False)
     try:
         wait_for_server(tmp_path, server)
-        row = prefect.attempt("open", lambda: try_wrong_passwords(server.api_url, {}))
+        outcome = try_wrong_passwords(server.api_url, {})
         asked = try_api_as_another_user(server.api_url) if os.geteuid() == 0 else None
     finally:
         stop_server(tmp_path)
-    assert any(re.match(r"GET /admin/version.*status 200", what) for what in row.got_through)
+    assert any(n.startswith("GET /admin") and s == "status 200" for n, s in outcome.items())
     assert asked is None or any("200" in what for what in asked.values())
 
 
@@ -50,6 +66,34 @@ def test_a_home_that_others_may_read_gets_through_the_attempts():
         (home / "prefect").mkdir()
         for name in ("password", "prefect.db", "server.json"):
             (home / "prefect" / name).write_text("x")
-        row = prefect.attempt("open", lambda: try_files_as_another_user(home))
-    assert "read prefect.db: read" in row.got_through
-    assert f"list {home.name}: prefect" in row.got_through
+        outcome = try_files_as_another_user(home)
+    assert outcome["read prefect.db"] == "read"
+    assert outcome[f"list {home.name}"] == "prefect"
+
+
+@pytest.mark.torch
+def test_a_crash_a_traceback_a_hang_and_a_wrong_answer_are_seen(tmp_path: Path) -> None:
+    trials = (os.abort, lambda: time.sleep(60), lambda: [][0], lambda: None)
+
+    def trial(directory: Path, rng: object) -> None:
+        n = len(list(tmp_path.glob("seen-*")))
+        (tmp_path / f"seen-{n}").touch()
+        trials[n]()
+
+    found = model.try_all(tmp_path, attempts=4, seed=1, trial=trial, seconds=5.0)
+    assert [re.sub(".*: ", "", line) for line in found] == [
+        "ended the process by SIGABRT",
+        "ended the process by SIGALRM",
+        "list index out of range",
+    ]
+
+
+def test_answers_that_are_not_looked_at_get_through(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def list_page(store: S3Store, prefix: str, more: dict[str, str]) -> Any:
+        return store.request("list_objects_v2", Prefix=store.prefix + prefix, **more)
+
+    monkeypatch.setattr(S3Store, "_list_page", list_page)
+    _, through = store.try_gateways(tmp_path, commands=(("ls",),))
+    assert any("as if the store were empty" in fault for fault in through)

@@ -6,22 +6,25 @@ import pytest
 
 from flows.artifacts import transfer
 from flows.identity import manifest, records
-from tests.support.reliability.damage import RECORDS, Damages, check, summary
+from tests.support.reliability.damage import RECORDS, WRONG, Damages
 
 FEW = 150  # trials
 
 
 def test_whatever_is_damaged_is_found_before_it_is_used(tmp_path: Path) -> None:
-    report = Damages(tmp_path, seed=1).run(FEW)
-    check(report)
-    assert report.trials > FEW * 0.95  # few damages change nothing
+    damages = Damages(tmp_path, seed=1)
+    damages.run(FEW)
+    assert damages.faults == []
+    assert damages.outcomes.total() > FEW * 0.95  # few damages change nothing
 
 
-def find_wrong(damages: Damages) -> list[str]:
+def has_wrong(damages: Damages) -> bool:
     """Damage until wrong bytes come out, a thousand times at most."""
-    while not damages.report.wrong and damages.report.trials < 1000:
+    while not (found := any(WRONG in fault for fault in damages.faults)):
+        if damages.outcomes.total() >= 1000:
+            break
         damages.run(25)
-    return damages.report.wrong
+    return found
 
 
 class Anything(str):
@@ -42,7 +45,7 @@ def test_without_hashing_damaged_files_are_used(
     """A control: the campaign finds wrong bytes where there are some."""
     damages = Damages(tmp_path, seed=1)
     monkeypatch.setattr(transfer, "sha256_of", lambda path: Anything())
-    assert find_wrong(damages), summary(damages.report)
+    assert has_wrong(damages), damages.summary()
 
 
 def test_without_checksums_damaged_records_are_used(
@@ -53,4 +56,4 @@ def test_without_checksums_damaged_records_are_used(
     true = records.fingerprint_of
     for module in (records, manifest):
         monkeypatch.setattr(module, "fingerprint_of", lambda tree: Anything(true(tree)))
-    assert find_wrong(damages), summary(damages.report)
+    assert has_wrong(damages), damages.summary()

@@ -4,24 +4,34 @@ One object is damaged in each trial: in the store, on the way from it, or in the
 artifact it belongs to is opened by name and fetched. It must come out right, or not at all with an
 error that names what is damaged. Where nothing can be told from the bytes, because they are an
 older, whole state of a record, that older state must come out, and nothing in between.
+
+In the store run tiny-1 made the artifacts of generation 0, run tiny-2 those of generation 1. Each
+of generation 1 was asked for again, and came out otherwise than before. The tag main stands for
+tiny-2, the tag best for tiny-1.
 """
 
+import dataclasses
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_artifact
+from flows.artifacts.publish import publish
+from flows.artifacts.runs import point
 from flows.identity.manifest import Manifest
 from infra.retry import TRIES
 from infra.storage.base import ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
-from tests.support.reliability.damage_world import RUN, Contents, make_world, manifest_key
+from tests.support.flows.rows import PROVENANCE, identity_of, no_fence
+from tests.support.flows.shelf import put_run
 
+Contents: TypeAlias = Mapping[str, bytes]  # of an artifact's files, by path
 LIMIT = 10**12
 KINDS = ("flip", "truncate", "extend", "swap", "stale", "delete")
 RECORDS = ("manifest", "run", "tag")
@@ -29,36 +39,110 @@ OBJECTS = ("file", "log", *RECORDS)  # in the store
 COPIES = ("cached file", "cached manifest")
 WAYS = {"answered wrongly at first": TRIES - 1, "answered wrongly always": 10**9}
 PLACES = (*OBJECTS, *COPIES, *WAYS)
+NAMED, RIGHT, OLDER, WRONG = "a named error", "the right bytes", "an older state", "WRONG"
 
-
-@dataclass
-class Report:
-    """What became of the trials."""
-
-    outcomes: Counter[str] = field(default_factory=Counter[str])  # "place kind: outcome"
-    wrong: list[str] = field(default_factory=list[str])  # wrong bytes came out
-    unnamed: list[str] = field(default_factory=list[str])  # an error that names nothing
-    crashes: list[str] = field(default_factory=list[str])  # another exception than ours
-
-    def add(self, what: str, outcome: str) -> None:
-        """Count one trial."""
-        self.outcomes[f"{what}: {outcome}"] += 1
-
-    @property
-    def trials(self) -> int:
-        """How many there were."""
-        return sum(self.outcomes.values())
+# What each stage of the pipeline leaves, by name.
+FILES = {
+    "shards": ("shard_00000.parquet", "shard_00001.parquet", "index.json"),
+    "task_data": ("gsm8k_train.jsonl", "arithmetic_test.jsonl"),
+    "tokenizer": ("tokenizer.tiktoken", "tokenizer.json"),
+    "tokens": ("train/00000.u16", "train/00000.lengths", "tokens.json"),
+    "rows": ("train.rows", "val.rows", "rows.json"),
+    "pretrain": ("model.safetensors", "config.json", "tokenizer/tokenizer.tiktoken"),
+    "base_eval": ("scores.json", "samples.jsonl"),
+    "sft": ("model.safetensors", "config.json", "tokenizer/tokenizer.json"),
+    "report": ("report.html", "report.md"),
+}
+RUN, OLD_RUN = "tiny-2", "tiny-1"
+EARLY = ("shards", "task_data", "tokenizer", "tokens")  # what tiny-2 knew when it had just begun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One damage and what may come of it."""
+class World:
+    """A store, and everything that was ever true in it."""
 
-    key: str  # of the object
-    name: str  # that the artifact is opened by
-    right: Contents  # what it truly holds
-    older: tuple[Contents, ...] = ()  # states that the bytes cannot be told from
-    named: frozenset[str] = frozenset()  # what an error must speak of, one of them
+    directory: Path
+    old: dict[str, Manifest]  # generation 0, by stage
+    new: dict[str, Manifest]  # generation 1
+    contents: dict[str, Contents]  # by digest of the artifact
+    earlier: dict[str, bytes]  # object -> what it held before, where it held something else
+
+    @property
+    def store(self) -> LocalStore:
+        """The store as it is."""
+        return LocalStore(self.directory)
+
+    def path(self, key: str) -> Path:
+        """Where an object's bytes are."""
+        return self.directory / key
+
+    def truth(self, manifest: Manifest) -> Contents:
+        """The bytes of an artifact's files."""
+        return self.contents[manifest.digest]
+
+
+def make_world(directory: Path, *, seed: int) -> World:
+    """Fill a store."""
+    generator = random.Random(seed)
+    store = LocalStore(directory / "store")
+    contents: dict[str, Contents] = {}
+
+    def make(stage: str, number: int, run: str, redo: int = 0) -> Manifest:
+        files = {name: _bytes_of(name, generator) for name in FILES[stage]}
+        output = directory / "output" / f"{stage}-{number}-{run}"
+        for name, data in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_bytes(data)
+        log = output.with_suffix(".jsonl")
+        log.write_bytes(_bytes_of("events.jsonl", generator))
+        manifest = publish(
+            store,
+            identity_of(stage, number=number).redone(redo),
+            output,
+            logs=[log],
+            inputs={},
+            provenance=dataclasses.replace(PROVENANCE, run=run),
+            check_lease=no_fence,
+        ).manifest
+        contents[manifest.digest] = files
+        return manifest
+
+    old = {stage: make(stage, 0, OLD_RUN) for stage in FILES}
+    first = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
+    new = {stage: make(stage, 1, RUN, redo=1) for stage in FILES}
+    earlier: dict[str, bytes] = {}
+    for stage, manifest in new.items():
+        earlier[manifest_key(manifest)] = store.get(manifest_key(first[stage]))
+        for file, before in zip(manifest.files, first[stage].files, strict=True):
+            earlier[file.key] = store.get(before.key)
+    put_run(store, OLD_RUN, *old.values(), started="2026-11-20T06:00:00Z")
+    put_run(store, RUN, *(new[stage] for stage in EARLY), status="running", ended=None)
+    earlier[f"runs/{RUN}.json"] = store.get(f"runs/{RUN}.json")
+    put_run(store, RUN, *new.values())
+    point(store, "best", OLD_RUN)
+    point(store, "main", OLD_RUN)
+    earlier["refs/main.json"] = store.get("refs/main.json")
+    point(store, "main", RUN)
+    return World(
+        directory=directory / "store",
+        old=old,
+        new=new,
+        contents=contents,
+        earlier=earlier,
+    )
+
+
+def manifest_key(manifest: Manifest) -> str:
+    """Where an artifact's manifest is."""
+    return f"{manifest.stage}/{manifest.fingerprint}/manifest.json"
+
+
+def _bytes_of(name: str, generator: random.Random) -> bytes:
+    """Some content; text where the name promises text."""
+    size = generator.randrange(200, 6000)
+    if name.endswith((".json", ".jsonl", ".md", ".html")):
+        return bytes(generator.choice(b'{}[]"abc 0123\n') for _ in range(size // 4))
+    return generator.randbytes(size)
 
 
 class Noisy(LocalStore):
@@ -102,7 +186,8 @@ class Damages:
         places: Sequence[str] = PLACES,
         kinds: Sequence[str] = KINDS,
     ) -> None:
-        self.report = Report()
+        self.outcomes = Counter[str]()  # by "place kind: outcome"
+        self.faults: list[str] = []
         self._places, self._kinds = places, kinds
         self._generator = random.Random(seed)
         self._world = make_world(directory, seed=seed)
@@ -113,23 +198,23 @@ class Damages:
             for item in self._world.new.values():
                 fetch(self._world.store, item, cache)
 
-    def run(self, trials: int) -> Report:
+    def run(self, trials: int) -> None:
         """Damage, look, mend; again and again."""
-        for number in range(trials):
-            self._run_one(number)
-        return self.report
+        for _ in range(trials):
+            place = self._generator.choice(self._places)
+            kind = self._generator.choice(self._kinds)
+            item = self._world.new[self._generator.choice(list(self._world.new))]
+            (self._damage_copy if place in COPIES else self._damage_object)(place, kind, item)
 
-    def _run_one(self, number: int) -> None:
-        place = self._generator.choice(self._places)
-        kind = self._generator.choice(self._kinds)
-        stage = self._generator.choice(list(self._world.new))
-        item = self._world.new[stage]
-        if place in COPIES:
-            self._damage_copy(number, place, kind, item)
-        else:
-            self._damage_object(number, place, kind, item)
+    def summary(self) -> str:
+        """Return how often each outcome was, in a line."""
+        ends = Counter[str]()
+        for what, count in self.outcomes.items():
+            ends[what.rpartition(": ")[2]] += count
+        each = ", ".join(f"{count:,} times {what}" for what, count in ends.most_common())
+        return f"{ends.total():,} damages: {each}; {len(self.faults)} faults"
 
-    def _damage_object(self, number: int, place: str, kind: str, item: Manifest) -> None:
+    def _damage_object(self, place: str, kind: str, item: Manifest) -> None:
         """In the store or on the way from it."""
         what = place if place in OBJECTS else self._generator.choice(OBJECTS)
         key = self._object_of(what, item)
@@ -140,14 +225,27 @@ class Damages:
             return
         if key in self._world.earlier and damaged == self._world.earlier[key]:
             kind = "stale"  # it was swapped with just that
-        trial = self._trial(what, kind, key, item)
+        world, run = self._world, self._generator.choice(("tiny", "main", RUN))
+        older: Sequence[Contents] = ()  # what the bytes cannot be told from
+        match what, kind:
+            case ("manifest", "delete") | ("run", "delete" | "stale") if run == "tiny":
+                # The run before made one too; a name stands for the newest finished run.
+                older = [world.truth(world.old[item.stage])]
+            case "tag", _:
+                run = "main"
+                older = [world.truth(world.old[item.stage])] if kind == "stale" else ()
+            case _:
+                pass
+        named = {key}
+        if kind in ("delete", "stale"):
+            named |= {f"there is no {item.stage}@{run}", RUN}
         store = self._world.store
         if place in WAYS:
             store = Noisy(self._world.directory, key, damaged, WAYS[place])
         else:
             _write(path, damaged)
         try:
-            self._look(number, f"{place} {kind}", trial, store, self._fresh)
+            self._look(f"{place} {kind}", f"{item.stage}@{run}", item, store, named, older)
         finally:
             _write(path, whole)
             shutil.rmtree(self._fresh, ignore_errors=True)
@@ -166,52 +264,36 @@ class Damages:
             case _:
                 return "refs/main.json"
 
-    def _trial(self, place: str, kind: str, key: str, item: Manifest) -> Trial:
-        """What may come of this damage: the right bytes, an error, or a state that was true."""
-        world, stage = self._world, item.stage
-        right, before = world.truth(item), world.truth(world.old[stage])
-        run = "main" if place == "tag" else self._generator.choice(("tiny", "main", RUN))
-        older: tuple[Contents, ...] = ()
-        match place, kind:
-            case ("manifest", "delete") | ("run", "delete") if run == "tiny":
-                older = (before,)  # the run before it made one too
-            case "run", "stale" if run == "tiny":
-                older = (before,)  # it had not finished, and a name stands for finished runs
-            case "tag", "stale":
-                older = (before,)
-            case _:
-                pass
-        named = {key}
-        if kind in ("delete", "stale"):
-            named |= {f"there is no {stage}@{run}", RUN}
-        return Trial(
-            key=key, name=f"{stage}@{run}", right=right, older=older, named=frozenset(named)
-        )
+    def _look(
+        self,
+        what: str,
+        name: str,
+        item: Manifest,
+        store: LocalStore,
+        named: set[str],
+        older: Sequence[Contents] = (),
+        *,
+        cache: Path | None = None,
+    ) -> None:
+        """Fetch what a name stands for; compare it with what it truly is, or was in `older` states.
 
-    def _look(self, number: int, what: str, trial: Trial, store: LocalStore, cache: Path) -> None:
-        """Open and fetch what the trial is about, and referee what comes out."""
-        label = f"trial {number}: {what} of {trial.key}"
+        An error must contain one of `named`.
+        """
         try:
-            found = _fetched(store, trial.name, cache)
+            found = _fetched(store, name, cache or self._fresh)
         except NanochatError as error:
             text = f"{error} {error.hint}"
-            if not any(name in text for name in trial.named):
-                self.report.unnamed.append(f"{label}: {text}")
-            self.report.add(what, "an error that names it")
-            return
+            outcome = NAMED if any(each in text for each in named) else f"names nothing: {text}"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            self.report.crashes.append(f"{label}: {type(error).__name__}: {error}")
-            self.report.add(what, "a crash")
-            return
-        if found == trial.right:
-            self.report.add(what, "the right bytes")
-        elif found in trial.older:
-            self.report.add(what, "an older state, whole")
+            outcome = f"{type(error).__name__}: {error}"
         else:
-            self.report.wrong.append(label)
-            self.report.add(what, "WRONG")
+            is_right = found == self._world.truth(item)
+            outcome = RIGHT if is_right else OLDER if found in older else WRONG
+        self.outcomes[f"{what}: {outcome}"] += 1
+        if outcome not in (NAMED, RIGHT, OLDER):
+            self.faults.append(f"{what} of {name}: {outcome}")
 
-    def _damage_copy(self, number: int, place: str, kind: str, item: Manifest) -> None:
+    def _damage_copy(self, place: str, kind: str, item: Manifest) -> None:
         """In the cache: it must be mended, and nothing else fetched."""
         file = self._generator.choice([*item.files, *item.logs])
         folder = "files" if file in item.files else "logs"
@@ -225,10 +307,10 @@ class Damages:
         if damaged == whole:
             return
         _write(path, damaged)
-        trial = Trial(key=file.key, name=f"{item.stage}@tiny", right=self._world.truth(item))
-        self._look(number, f"{place} {kind}", trial, self._world.store, self._cache)
+        store, name = self._world.store, f"{item.stage}@tiny"
+        self._look(f"{place} {kind}", name, item, store, set(), cache=self._cache)
         if not path.exists() or path.read_bytes() != whole:
-            self.report.wrong.append(f"trial {number}: {path.name} was not mended")
+            self.faults.append(f"{place} {kind} of {name}: {path.name} was not mended")
             _write(path, whole)
 
     def _damaged(self, kind: str, key: str, whole: bytes) -> bytes | None:
@@ -276,28 +358,8 @@ def _write(path: Path, data: bytes | None) -> None:
         path.write_bytes(data)
 
 
-def summary(report: Report) -> str:
-    """Return the report in a line."""
-    by_outcome: Counter[str] = Counter()
-    for what, count in report.outcomes.items():
-        by_outcome[what.rpartition(": ")[2]] += count
-    ends = ", ".join(f"{count:,} times {what}" for what, count in by_outcome.most_common())
-    return (
-        f"{report.trials:,} damages: {ends}; {len(report.wrong)} wrong, "
-        f"{len(report.crashes)} crashes, {len(report.unnamed)} errors that name nothing"
-    )
-
-
-def check(report: Report) -> None:
-    """Everything was found, and said."""
-    assert report.wrong == []
-    assert report.crashes == []
-    assert report.unnamed == []
-
-
-def check_variety(report: Report) -> None:
+def check_variety(outcomes: Counter[str]) -> None:
     """Every place was damaged in every way, and every answer was given."""
-    seen = {what.partition(":")[0] for what in report.outcomes}
+    seen = {what.partition(":")[0] for what in outcomes}
     assert seen == {f"{place} {kind}" for place in PLACES for kind in KINDS}
-    outcomes = {what.rpartition(": ")[2] for what in report.outcomes}
-    assert outcomes == {"an error that names it", "the right bytes", "an older state, whole"}
+    assert {what.rpartition(": ")[2] for what in outcomes} == {NAMED, RIGHT, OLDER}

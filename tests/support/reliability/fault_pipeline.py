@@ -1,16 +1,23 @@
-"""A small pipeline against an S3 server that misbehaves: what becomes of each fault.
+"""A run over a network that breaks: the same artifacts in the end, or one clear error.
 
-Two stages are built by flows.building.build, as in a run. Only the launch of jobs is replaced: a
-toy job runs in this process, because what is tried here is every request to the store, and
-processes would take most of the time. A run waits for a store that does not answer; it is stopped a
-moment later. Its output follows from all bytes of its inputs, so that damage which is not found
-changes the digests at the end. One output goes up and comes down in several parts.
+Two stages are built by flows.building.build over an S3 server that misbehaves. Only the launch of
+jobs is replaced: a toy job runs in this process, because what is tried here is every request to the
+store. A run waits for a store that does not answer; it is stopped a moment later. Its output
+follows from all bytes of its inputs, so that damage which is not found changes the digests at the
+end. One output goes up and comes down in several parts. Whatever happens:
+
+- it ends with the digests of an undisturbed run, or with one line that says what is wrong and a
+  hint; never with others, never with a traceback;
+- no reader ever sees an artifact that is not whole;
+- the store is not stormed: at most eight times the requests of an undisturbed run;
+- the same run without faults, given again, ends well.
 """
 
 import contextlib
 import hashlib
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -39,7 +46,14 @@ from nanochat_core.runtime.progress import Progress
 from tests.support.flows.fixtures import Toys
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import set_part
-from tests.support.infra.storage.misbehaviour import CALM, Fault, Kind, Request, Storm
+from tests.support.infra.storage.misbehaviour import (
+    CALM,
+    NETWORK_FAULTS,
+    Fault,
+    Kind,
+    Request,
+    Storm,
+)
 from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability.verdict import find_artifact
 
@@ -53,6 +67,14 @@ _READ_SECONDS = 0.8  # the client's read timeout; the server drips for less
 _TERMS = LeaseTimings(beat=0.03, poll=0.3, max_poll=0.6)
 PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
+# Verbs of the requests that a kind can break: others have no body, or are no write.
+_VERBS = {
+    **dict.fromkeys((Kind.FLIP, Kind.SHORTEN, Kind.CUT), "(GET|POST).*"),
+    **dict.fromkeys((Kind.FLIP_REQUEST, Kind.REPLAY), "(PUT|POST).*"),
+    Kind.STALE: "(GET|HEAD).*",
+}
+_STORMS = 7  # one of so many runs is a storm
+_RATES = (0.02, 0.3)  # of requests that a storm breaks
 PATIENCE = RetryPolicy(tries=8, first_wait=0.01, longest_wait=0.05, deadline=20.0)
 
 
@@ -67,7 +89,6 @@ class Outcome:
     said: str  # the error
     partial: tuple[str, ...]  # manifests that a reader could see, and that were not whole
     again: str | None  # why a run without faults failed afterwards; None: same digests
-    seconds: float
 
     @property
     def is_good(self) -> bool:
@@ -115,7 +136,6 @@ class Pipeline:
         kind = kind or (S3Store if tries_conditions else TriedStore)
         store = self._open(prefix, kind, retry_policy, meets_faults=True)
         direct = self._open(prefix, TriedStore, RetryPolicy(tries=8), meets_faults=False)
-        began = time.monotonic()
         self.fake.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.1 if watched else None) as partial:
             ended, said = self._build(store, home)
@@ -135,7 +155,6 @@ class Pipeline:
             said=said,
             partial=tuple(sorted(set(partial))),
             again=None if again == "same" else why or again,
-            seconds=time.monotonic() - began,
         )
 
     def _open(
@@ -177,6 +196,40 @@ class Pipeline:
             return "different", f"{digests}"
         self.digests = digests
         return "same", ""
+
+
+def try_faults(pipeline: Pipeline, *, trials: int, seed: int) -> list[Outcome]:
+    """Run so often: with each kind of fault at each request in turn, some storms, some new stores.
+
+    In a storm requests break at random. The conditions of a new store are tried first.
+    """
+    chance, outcomes = random.Random(seed), list[Outcome]()
+    left: dict[tuple[Kind, bool], list[int]] = {}  # requests that a kind has not broken yet
+    for number in range(trials):
+        tries_conditions = chance.random() < 0.1
+        kind = NETWORK_FAULTS[(number - number // _STORMS) % len(NETWORK_FAULTS)]
+        faults, storm = list[Fault](), CALM
+        if number % _STORMS == _STORMS - 1:
+            storm = Storm(rate=chance.uniform(*_RATES))
+        else:
+            verb = _VERBS.get(kind, ".*")
+            requests = left.setdefault((kind, tries_conditions), [])
+            if not requests:
+                calm = pipeline.calm[tries_conditions]
+                requests += range(sum(n for v, n in calm.items() if re.fullmatch(verb, v)))
+                chance.shuffle(requests)
+            faults = [Fault(kind=kind, skip=requests.pop(), times=1, verb=verb)]
+        outcomes.append(
+            pipeline.run(
+                *faults,
+                storm=storm,
+                seed=chance.randrange(1 << 32),
+                watched=chance.random() < 0.25,
+                tries_conditions=tries_conditions,
+            )
+        )
+    assert any(outcome.fired for outcome in outcomes)
+    return outcomes
 
 
 def find_partial(store: Store) -> list[str]:

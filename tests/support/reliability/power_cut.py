@@ -15,30 +15,32 @@ import os
 import random
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pytest
 
+from infra.storage.base import Store
 from infra.storage.local import LocalStore
+from tests.support.flows.waiting import wait_until
 from tests.support.reliability.commit_step import (
     STAGE,
-    Fsync,
-    Nursery,
-    Order,
-    Writes,
+    Writer,
     digest_of_toy,
     identity_of,
     object_key,
-    read_acknowledged,
 )
 from tests.support.reliability.verdict import find_artifact, find_object
 
+Fsync: TypeAlias = Literal["all", "directories", "files", "none"]
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
 _IMAGE = 96 << 20  # bytes
@@ -62,31 +64,17 @@ def why_not() -> str | None:
 needs_power = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 
-def check(report: "Report") -> None:
-    """Nothing acknowledged is missing, nothing is there in part."""
-    bad = (report.lost, report.torn, report.different, report.unclear, report.stuck)
-    assert bad == (0, 0, 0, 0, 0), report
-
-
 @dataclass(kw_only=True)
 class Report:
-    """What a campaign has found so far."""
+    """What was found: how many commits were acknowledged, and a line for each fault.
 
-    cuts: int = 0
+    "lost": acknowledged, and not there after a cut. "torn": to be seen after a cut, and not whole.
+    "different": there with another digest. "unclear": a writer ended with a traceback. "stuck": an
+    undisturbed writer could not commit on the disk afterwards.
+    """
+
     acknowledged: int = 0
-    lost: int = 0  # acknowledged, and not there after a cut
-    torn: int = 0  # to be seen after a cut, and not whole
-    different: int = 0  # there with another digest than was acknowledged
-    unclear: int = 0  # writers that ended with a traceback
-    stuck: int = 0  # disks on which an undisturbed writer could not go on afterwards
-    unacknowledged: int = 0  # whole although the cut came before the acknowledgement: no fault
-    examples: list[str] = field(default_factory=list)
-
-    def note(self, what: str, example: str) -> None:
-        """Count one more of a kind."""
-        setattr(self, what, getattr(self, what) + 1)
-        if len(self.examples) < 5:
-            self.examples.append(f"cut {self.cuts}: {what}: {example}")
+    faults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,93 +135,89 @@ def make_disk() -> Generator[Disk]:
             _run("losetup", "--detach", device)
 
 
-def cut_power(
-    *, cuts: int, seed: int, fsync: Fsync = "all", writes: Writes = "artifacts"
-) -> Report:
-    """Cut the power at random moments, several times a disk."""
-    chance = random.Random(seed)
-    report = Report()
-    with Nursery() as nursery:
-        while report.cuts < cuts:
-            wanted = min(_CUTS_OF_AN_IMAGE, cuts - report.cuts)
-            with make_disk() as disk:
-                order = Order(
-                    url=(disk.mounted / "store").as_uri(),
-                    scratch=str(disk.mounted.with_name("scratch")),
-                    first=0,
-                    last=None,
-                    fsync=fsync,
-                    writes=writes,
-                )
-                _wear_out(disk, nursery, order, report, cuts=wanted, chance=chance)
+def cut_power(*, cuts: int, seed: int, fsync: Fsync = "all", objects: bool = False) -> Report:
+    """Cut the power at random moments, several times a disk.
+
+    `fsync` is what is flushed to the disk; `objects`: single objects, not artifacts.
+    """
+    chance, report = random.Random(seed), Report()
+    for first in range(0, cuts, _CUTS_OF_AN_IMAGE):
+        with make_disk() as disk:
+            wear_out = partial(_wear_out, disk, report, chance, fsync=fsync, objects=objects)
+            wear_out(range(first, min(first + _CUTS_OF_AN_IMAGE, cuts)))
     return report
 
 
 def _wear_out(
-    disk: Disk, nursery: Nursery, order: Order, report: Report, *, cuts: int, chance: random.Random
+    disk: Disk,
+    report: Report,
+    chance: random.Random,
+    cuts: range,
+    *,
+    fsync: Fsync,
+    objects: bool,
 ) -> None:
-    """Carry out an endless order on a disk whose power is cut again and again."""
+    """Commit without an end on a disk whose power is cut again and again."""
     there: set[int] = set()  # numbers of what must be on the disk
     spoilt: set[int] = set()  # that were reported
-    for _ in range(cuts):
+    store = LocalStore(disk.mounted / "store")
+    start = partial(Writer, lambda: store, disk.mounted.with_name("scratch"), objects=objects)
+    for cut in cuts:
         disk.mount()
-        order = replace(order, first=max(there | spoilt, default=-1) + 1)
-        pid = nursery.start(order)
-        os.kill(pid, signal.SIGUSR1)
+        following = max(there | spoilt, default=-1) + 1
+        writer = start(range(following, 10**9), before=partial(_flush_only, fsync))
         if chance.random() < 0.5:  # a slow machine would always be cut before the first one
-            _wait_for_one(order)
+            with contextlib.suppress(AssertionError):  # nor can one commit on a damaged disk
+                wait_until(writer.acknowledged, seconds=_PATIENCE, every=0.005)
         time.sleep(chance.uniform(0.0, _LONGEST))
         disk.cut()
-        with contextlib.suppress(ProcessLookupError):  # a write was refused already
-            os.kill(pid, signal.SIGKILL)
-        nursery.wait()
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
         disk.unmount()
-        report.cuts += 1
-        if "Traceback" in (said := order.errors.read_text()):
-            report.note("unclear", said)
-        done = read_acknowledged(order)
+        if "Traceback" in (said := writer.errors.read_text()):
+            report.faults.append(f"cut {cut}: unclear: {said}")
+        done = writer.acknowledged()
         report.acknowledged += len(done)
         there.update(done)
         disk.mount()
-        _check(disk, order.writes, there, spoilt, report)
+        for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
+            if what := _fault(store, number, is_due=number in there, objects=objects):
+                report.faults.append(f"cut {cut}: {what} of number {number}")
+                there.discard(number)
+                spoilt.add(number)
         disk.unmount()
     disk.mount()
-    interrupted = max(there | spoilt, default=-1) + 1
-    os.kill(
-        nursery.start(replace(order, first=interrupted, last=interrupted + 1, fsync="all")),
-        signal.SIGUSR1,
-    )
-    if nursery.wait() != 0:
-        report.note("stuck", order.errors.read_text())
+    following = max(there | spoilt, default=-1) + 1
+    writer = start(range(following, following + 2))
+    if writer.wait() != 0:
+        report.faults.append(f"cut {cuts[-1]}: stuck: {writer.errors.read_text()}")
     disk.unmount()
 
 
-def _wait_for_one(order: Order) -> None:
-    """Until a commit is acknowledged; a store that the last cut damaged may never do so."""
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        if order.acknowledgements.exists() and read_acknowledged(order):
-            return
-        time.sleep(0.005)
+def _flush_only(what: Fsync) -> None:
+    """Let this process flush nothing else to the disk."""
+    fsync = os.fsync
+
+    def flush(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if what in ("all", "directories" if is_directory else "files"):
+            fsync(descriptor)
+
+    os.fsync = flush
 
 
-def _check(disk: Disk, writes: Writes, there: set[int], spoilt: set[int], report: Report) -> None:
-    """All that must be there is, and what else can be seen is whole."""
-    store = LocalStore(disk.mounted / "store")
-    for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
-        verdict = (
-            find_artifact(store, STAGE, identity_of(number).fingerprint)
-            if writes == "artifacts"
-            else find_object(store, object_key(number), digest_of_toy(number).encode())
-        )
-        what = {"none": "lost" if number in there else None, "torn": "torn"}.get(verdict.state)
-        if verdict.state == "whole":
-            what = None if verdict.digest in (None, digest_of_toy(number)) else "different"
-            report.unacknowledged += number not in there
-        if what is not None:
-            report.note(what, f"number {number} {verdict.why}")
-            there.discard(number)
-            spoilt.add(number)
+def _fault(store: Store, number: int, *, is_due: bool, objects: bool) -> str:
+    """Return what is wrong with what a reader finds; "" if nothing is."""
+    digest = digest_of_toy(number)
+    if objects:
+        found = find_object(store, object_key(number), digest.encode())
+    else:
+        found = find_artifact(store, STAGE, identity_of(number).fingerprint)
+    if found.state == "none":
+        return "lost" * is_due
+    if found.state == "torn":
+        return f"torn: {found.why}"
+    return "different" * (found.digest not in (None, digest))
 
 
 def _run(*command: str) -> str:

@@ -1,6 +1,6 @@
 """The mutants of the campaign fit today's code, so a change of the code corrects them too."""
 
-from tests.campaigns.mutation.__main__ import GUARDS, ROOT, TABLE, find_missing, read_mutants
+from tests.campaigns.mutation.mutants import GUARDS, ROOT, TABLE, find_missing, read_mutants
 
 MUTANTS = read_mutants(TABLE.read_text("utf-8"))
 

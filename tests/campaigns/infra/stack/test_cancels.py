@@ -17,7 +17,7 @@ import pytest
 from infra.polling import SLOW_SECONDS
 from infra.prefect.supervisor.runs import SETTLED_SECONDS
 from infra.prefect.supervisor.workers import SILENT_SECONDS
-from tests.campaigns.end_to_end.small import form_values
+from tests.campaigns.end_to_end.small import start_flow
 from tests.support.campaigns import Campaign
 from tests.support.deployments.prefect_api import FINAL, wait_until
 from tests.support.infra.stack.live import LiveStack
@@ -119,15 +119,12 @@ def build_first(stack: LiveStack) -> float:
 def start(stack: LiveStack, number: int) -> str:
     """Submit a run with a store of its own; return its id."""
     store = stack.home / "stores" / str(number)
-    store.mkdir(parents=True)
     for stage in FOUND[number % 3]:
         shutil.copytree(stack.home / "stores" / "0" / stage, store / stage)
     # Another fingerprint in each run: two runs of one home do not build the same one at once.
     name = ("tokenizer__max_chars", "pretrain__num_steps")[number % 3 == 1]
-    settings = {name: (500_000, 40)[number % 3 == 1] + number}
-    deployment, run_name = stack.api.deployment("nanochat/nanochat"), f"cancels-{number}"
-    values = form_values(run_name=run_name, store=store.as_uri(), **settings)
-    return stack.api.trigger(deployment, values, name=run_name)
+    settings: dict[str, Any] = {name: (500_000, 40)[number % 3 == 1] + number}
+    return start_flow(stack, f"cancels-{number}", store=store, **settings)
 
 
 def requests_of(stack: LiveStack, name: str) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """SIGKILL of any process of a stack on which several runs are: each resumes once, and ends equal.
 
-The figures are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills. The campaign of
-tests/campaigns/reliability/test_kill_stack.py does it to one run at a time and measures pauses.
+The runs go through every stage. The figures are in docs/reliability.md. NANOCHAT_TRIALS is the
+number of kills. test_mending.py measures how long a run takes to resume.
 """
 
+import json
 import random
 import shutil
 import threading
@@ -11,16 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import pytest
 
-from tests.campaigns.end_to_end.small import form_values
+from flows.stages import STAGES
+from tests.campaigns.end_to_end.small import PLACE, start_flow
 from tests.support.campaigns import Campaign
 from tests.support.deployments.prefect_api import wait_until
 from tests.support.infra.stack.live import LiveStack, environment_of, kill
-from tests.support.reliability.kill_stack import KEPT, digests
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
@@ -37,7 +39,8 @@ WEIGHTS: dict[Victim, int] = {
 AT_ONCE = 3  # runs
 PAUSE = (2.0, 12.0)  # seconds between two kills
 SECONDS = 900.0  # for a run to get a process again, or to end, on a busy machine
-STAGES = (*KEPT, "pretrain", "midtrain")
+FOUND = ("shards", "task_data", "tokenizer", "tokens", "rows")  # of the undisturbed run
+CLOCKS = "report"  # which says how long things took
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")  # a crashed run is resumed
 
 
@@ -57,7 +60,7 @@ def test_each_killed_run_has_one_live_attempt_and_ends_equal(
     first = start(stack, 0)
     wait_until(lambda: is_over(stack, first), seconds=2 * SECONDS, what="the undisturbed run")
     expected = digests(stack.home / "stores" / "0")
-    assert {*expected} == {*STAGES}
+    assert {*expected} == {stage.name for stage in STAGES} - {CLOCKS}
 
     with noting_twins(stack) as twins:
         kills, runs = kill_processes(stack, kills=campaign.trials(12), seed=campaign.seed)
@@ -76,15 +79,11 @@ def test_each_killed_run_has_one_live_attempt_and_ends_equal(
 def start(stack: LiveStack, number: int) -> str:
     """Submit a run with a store of its own; all but the first find what a CPU makes in it."""
     store = stack.home / "stores" / str(number)
-    store.mkdir(parents=True)
     if number:
-        for stage in KEPT:
+        for stage in FOUND:
             shutil.copytree(stack.home / "stores" / "0" / stage, store / stage)
-    deployment, name = stack.api.deployment("nanochat/nanochat"), f"once-{number}"
-    values = form_values(run_name=name, store=store.as_uri())
-    values |= {"until": STAGES[-1], "retries": 50}
-    values["place"] = [*values["place"], "save_every_seconds=2"]
-    return stack.api.trigger(deployment, values, name=name)
+    fields = {"retries": 50, "place": [*PLACE, "save_every_seconds=2"]}
+    return start_flow(stack, f"once-{number}", store=store, fields=fields)
 
 
 def is_over(stack: LiveStack, run: str) -> bool:
@@ -200,3 +199,14 @@ def wait_for_no_process(stack: LiveStack) -> list[list[str]]:
     while (left := stack.processes("job", "agent", "flow")) and time.monotonic() < deadline:
         time.sleep(0.5)
     return [process.cmdline() for process in left]
+
+
+def digests(store: Path) -> dict[str, str]:
+    """Return the digest of the only artifact of each stage, by stage."""
+    found: dict[str, str] = {}
+    for path in sorted(store.glob("*/*/manifest.json")):
+        stage = path.parts[-3]
+        assert stage not in found, f"two artifacts of {stage}"
+        if stage != CLOCKS:
+            found[stage] = json.loads(path.read_text(encoding="utf-8"))["digest"]
+    return found

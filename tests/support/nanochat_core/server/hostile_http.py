@@ -10,7 +10,6 @@ import httpx
 HEAD = b"POST /chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 FOREIGN_HOSTS = ("evil.example", "localhost.evil.example", "")
 UNFINISHED = (b"", b"GET /hea", HEAD, HEAD + b"Content-Length: 100\r\n\r\n" + b"{")
-PATHS = ("/", "/health", "/stats", "/v1/models")
 LARGEST = 2**20  # bytes of a body
 
 
@@ -62,23 +61,3 @@ def is_drip_cut(port: int) -> bool:
             time.sleep(0.02)
         return False
     return True
-
-
-def try_what_is_refused(port: int) -> dict[str, str]:
-    """Send all of it; return what got through by attempt, "" where the server refused."""
-    url = f"http://127.0.0.1:{port}"
-    outcome: dict[str, str] = {}
-    for host in FOREIGN_HOSTS:
-        for path in PATHS:
-            status = httpx.get(url + path, headers={"Host": host}, timeout=30).status_code
-            outcome[f"{path} of the host {host!r}"] = "" if status == 400 else f"status {status}"
-    for how in TOO_LARGE:
-        answer = post_too_large(url, how)
-        refused = answer is None or answer.status_code == 413
-        outcome[f"a body too large {how}"] = "" if refused else f"status {answer.status_code}"
-    for sent in UNFINISHED:
-        with connect(port) as connection:
-            connection.sendall(sent)
-            outcome[f"no end after {sent!r}"] = "" if is_cut(connection) else "not cut"
-    outcome["a byte at a time"] = "" if is_drip_cut(port) else "not cut"
-    return outcome

@@ -1,14 +1,13 @@
-"""Rerun the mutation campaign: `python -m tests.campaigns.mutation [--subject NAME] [--jobs N]`.
+"""Mutants of the product, and the tests that have to kill them.
 
-Puts one fault after the other into a copy of the tracked files and runs the tests that guard its
-subject: a mutant is killed if they fail or take too long, and survives if they pass.
+test_mutation.py puts one fault after the other into a copy of the tracked files and runs the tests
+that guard its subject: a mutant is killed if they fail or take too long, and survives if they pass.
 
 mutants.txt has `== subject`, `@ file`, then for each mutant `# the promise that it breaks`, the old
 source (lines with `- `), which occurs once in the file, and the new (`+ `). What the promise says
 is what a user would miss: no mutant is equivalent to the original.
 """
 
-import argparse
 import ast
 import contextlib
 import importlib.util
@@ -22,8 +21,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from infra.parallel import in_parallel
 
 ROOT = Path(__file__).parents[3]
 TABLE = Path(__file__).with_name("mutants.txt")
@@ -96,16 +93,6 @@ class Mutant:
         return mutated
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """The result of one subject."""
-
-    subject: str
-    mutants: int
-    survivors: tuple[Mutant, ...]
-    seconds: float
-
-
 class NoResult(Exception):
     """The tests fail without a mutant."""
 
@@ -132,16 +119,16 @@ def find_missing(subjects: Iterable[str]) -> list[str]:
     return [path for path in paths if not (ROOT / path).is_file()]
 
 
-def run_subject(root: Path, subject: str, guards: Sequence[str], mutants: Sequence[Mutant]) -> Row:
+def find_survivors(root: Path, guards: Sequence[str], mutants: Sequence[Mutant]) -> list[Mutant]:
     """Run the tests with each mutant, one by one, in one copy of `root`. Raises NoResult."""
     began = time.monotonic()
     survivors: list[Mutant] = []
-    with tempfile.TemporaryDirectory(prefix=f"mutants-{subject}-") as name:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = Path(name) / "tree"
         _copy_tracked(root, copy)
         if not _passes(copy, guards, limit=None):
             log = copy.with_name("pytest.log").read_text("utf-8", "replace")
-            raise NoResult(f"the tests of {subject} fail without a mutant:\n{log[-4000:]}")
+            raise NoResult(f"the tests fail without a mutant:\n{log[-4000:]}")
         limit = 60 + 3 * (time.monotonic() - began)  # of a mutant that hangs
         for count, mutant in enumerate(mutants, 1):
             start, path = time.monotonic(), copy / mutant.path
@@ -151,9 +138,8 @@ def run_subject(root: Path, subject: str, guards: Sequence[str], mutants: Sequen
             _write(path, source)
             survivors += [mutant] if survives else []
             how = f"{'SURVIVED' if survives else 'killed'}, {time.monotonic() - start:.0f} s"
-            print(f"{subject} {count}/{len(mutants)}: {how}: {mutant}", flush=True)
-    seconds = time.monotonic() - began
-    return Row(subject=subject, mutants=len(mutants), survivors=tuple(survivors), seconds=seconds)
+            print(f"{count}/{len(mutants)}: {how}: {mutant}", flush=True)
+    return survivors
 
 
 def _copy_tracked(root: Path, copy: Path) -> None:
@@ -190,44 +176,3 @@ def _passes(copy: Path, guards: Sequence[str], *, limit: float | None) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def render(rows: Sequence[Row]) -> str:
-    """Return the rows as a Markdown table, followed by the mutants that survived."""
-    lines = ["| subject | mutants | killed | share | seconds |", "|---|---:|---:|---:|---:|"]
-    for row in rows:
-        killed = row.mutants - len(row.survivors)
-        share = f"{killed / row.mutants:.0%}"
-        lines.append(f"| {row.subject} | {row.mutants} | {killed} | {share} | {row.seconds:.0f} |")
-    return "\n".join([*lines, *(f"survived: {m}" for row in rows for m in row.survivors)])
-
-
-def main() -> int:
-    """Run the subjects that the command line names, or all; return 1 if any mutant survived."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.mutation")
-    parser.add_argument("--subject", action="append", choices=GUARDS, help="may be repeated")
-    parser.add_argument("--jobs", type=int, default=1, help="subjects at a time")
-    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
-    options = parser.parse_args()
-    mutants = read_mutants(TABLE.read_text("utf-8"))
-    subjects = {s: [m for m in mutants if m.subject == s] for s in options.subject or GUARDS}
-    if options.list:
-        print("\n".join(f"{s}: {mutant}" for s, its in subjects.items() for mutant in its))
-        return 0
-    if missing := find_missing(subjects):
-        parser.error(f"no {', '.join(missing)}\nhint: correct GUARDS in {__file__}")
-
-    def run(subject: str) -> Row:
-        return run_subject(ROOT, subject, GUARDS[subject].split(), subjects[subject])
-
-    try:
-        rows = list(in_parallel(run, subjects, threads=options.jobs))
-    except NoResult as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(render(rows))
-    return 1 if any(row.survivors for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
