@@ -24,18 +24,18 @@ QUESTIONS = gsm8k_rows()
 
 
 @pytest.fixture
-def sandbox() -> None:
+def sandbox():
     try:
         protections()
     except TaskError as error:
         pytest.skip(str(error))
 
 
-def solution(problem: dict) -> str:
+def solution(problem):
     return problem["messages"][-1]["content"]
 
 
-def empty(problem: dict) -> str:
+def empty(problem):
     return f"{problem['messages'][0]['content']}    pass\n"
 
 
@@ -48,16 +48,14 @@ def empty(problem: dict) -> str:
         ("I would write:\n{solution}", False, 20),
     ],
 )
-def test_solutions_of_humaneval_pass_and_empty_ones_do_not(
-    sandbox: None, layout: str, passes: bool, every: int
-) -> None:
+def test_solutions_of_humaneval_pass_and_empty_ones_do_not(sandbox, layout, passes, every):
     assert len(PROBLEMS) == 164
     asked = PROBLEMS[::every]  # what is around a program is taken off before it runs
     answers = [layout.format(solution=solution(p), empty=empty(p)) for p in asked]
     assert are_correct(list(zip(asked, answers, strict=True))) == [passes] * len(asked)
 
 
-def test_gold_answers_of_gsm8k_are_right_and_others_wrong() -> None:
+def test_gold_answers_of_gsm8k_are_right_and_others_wrong():
     assert len(QUESTIONS) == 100
     for row in QUESTIONS:
         question = gsm8k.convert(row)
@@ -71,7 +69,7 @@ def test_gold_answers_of_gsm8k_are_right_and_others_wrong() -> None:
             assert not is_first_number(question, wrong)
 
 
-def test_the_calculator_finds_what_people_wrote_into_gsm8k() -> None:
+def test_the_calculator_finds_what_people_wrote_into_gsm8k():
     calls = 0
     for row in QUESTIONS:
         parts = gsm8k.convert(row)["messages"][-1]["content"]

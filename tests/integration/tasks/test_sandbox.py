@@ -102,7 +102,7 @@ def test_what_is_printed_until_a_kill_takes_effect_is_dropped_and_its_end_is_see
     reading, writing = os.pipe()
     much = 3 * process.OUTPUT_AT_MOST
 
-    def print_much() -> None:
+    def print_much():
         with open(writing, "wb") as file:
             file.write(bytes(much))
 

@@ -29,7 +29,7 @@ def test_the_same_program_runs_once_for_a_check():
     assert len({verdict.output for verdict in verdicts}) == 1
 
 
-def is_dead_or_sandbox(child: psutil.Process) -> bool:
+def is_dead_or_sandbox(child):
     """Return False for what other threads of this test process have started."""
     try:
         command = [*protections().command]

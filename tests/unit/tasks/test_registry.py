@@ -1,7 +1,6 @@
 """Which tasks there are, and what the registry hands to each."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,7 @@ def test_datasets_name_splits_there_are_and_a_revision(task):
     assert task.dataset.revision == "main" or len(task.dataset.revision) == 40
 
 
-def install(folder: Path, package: str, task: str, module: str) -> None:
+def install(folder, package, task, module):
     """Install a package with one module and one task, as pip leaves it in `folder`."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)

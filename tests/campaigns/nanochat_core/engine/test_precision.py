@@ -11,7 +11,7 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk, Runner
+from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.choose import open_runner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.torch
 LENGTH, ROWS, STEPS = 128, 16, 200
 
 
-def make_rows(text: str, count: int) -> torch.Tensor:
+def make_rows(text, count):
     """(count, LENGTH + 1): a token a byte."""
     tokens = torch.tensor(list(text.encode("ascii", "replace")))
     return tokens[: count * (LENGTH + 1)].view(count, LENGTH + 1)
 
 
 @pytest.fixture(scope="module")
-def trained() -> GPT:
+def trained():
     """Four layers that have read a module of Python's library, for half a minute on one CPU."""
     config = ModelConfig(
         depth=4,
@@ -56,7 +56,7 @@ def trained() -> GPT:
     return model.eval()
 
 
-def bits_per_byte(runner: Runner, rows: torch.Tensor) -> float:
+def bits_per_byte(runner, rows):
     """Of what a runner thinks of each next token, one token at a time as in decoding."""
     total, count = 0.0, len(rows)
     pages = -(-LENGTH // runner.page_size)
@@ -83,7 +83,7 @@ def bits_per_byte(runner: Runner, rows: torch.Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def reference(trained: GPT) -> tuple[float, torch.Tensor]:
+def reference(trained):
     """The model's own bits per byte, and the rows they are of."""
     rows = make_rows(inspect.getsource(json.decoder), ROWS)
     with torch.no_grad():

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-def model_of(precision: str) -> GPT:
+def model_of(precision):
     model = GPT(CONFIG, numerics(precision))
     model.init_weights(1)
     generator = torch.Generator().manual_seed(2)
@@ -45,8 +45,8 @@ def model_of(precision: str) -> GPT:
 )
 @pytest.mark.parametrize("by_block", [False, True], ids=["whole", "by block"])
 def test_compiled_passes_are_eager_ones_without_a_graph_break(
-    precision: str, of_gradient: float, of_logits: float, by_block: bool
-) -> None:
+    precision, of_gradient, of_logits, by_block
+):
     tokens = torch.randint(256, (2, 161), generator=torch.Generator().manual_seed(3))
     eager, compiled = model_of(precision), model_of(precision)
     torch._dynamo.utils.counters.clear()

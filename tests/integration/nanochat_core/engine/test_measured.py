@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
@@ -17,20 +16,20 @@ SECONDS = {"native in fp32": 0.002, "torch in fp32": 0.005, "native in bf16": 0.
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "nanochat-flows" / "speeds"
 
 
-def case(answers: int = 1) -> measured.Case:
+def case(answers=1):
     return measured.case_of(model_for_depth(2), "float32", SECONDS, answers=answers)
 
 
-def refuse() -> measured.Seconds:
+def refuse():
     raise AssertionError("measured again")
 
 
-def test_a_case_is_measured_once() -> None:
+def test_a_case_is_measured_once():
     assert measured.recall(case(), lambda: SECONDS) == SECONDS
     assert measured.recall(case(), refuse) == SECONDS
     for other in (case(answers=2), replace(case(), processor="another")):
@@ -42,7 +41,7 @@ PART = json.dumps({"case": asdict(case()), "seconds": {"native in fp32": 0.002}}
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"case": 1, "seconds": {"a": 1}}', PART])
-def test_a_damaged_file_is_measured_again(cache: Path, damage: str) -> None:
+def test_a_damaged_file_is_measured_again(cache, damage):
     measured.recall(case(), lambda: SECONDS)
     [path] = cache.glob("*.json")
     path.write_text(damage)
@@ -51,16 +50,14 @@ def test_a_damaged_file_is_measured_again(cache: Path, damage: str) -> None:
     assert json.loads(path.read_text())["seconds"] == SECONDS
 
 
-def test_without_a_folder_each_choice_measures(cache: Path) -> None:
+def test_without_a_folder_each_choice_measures(cache):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")
     assert measured.recall(case(), lambda: SECONDS) == SECONDS
     assert list(measured.recorded()) == []
 
 
-def test_a_process_that_is_stopped_while_it_measures_is_not_waited_for(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_stopped_while_it_measures_is_not_waited_for(cache, monkeypatch):
     measured.recall(case(2), lambda: SECONDS)
     [name] = [path.stem for path in cache.glob("*.json")]
     (cache / f"{name}.json").unlink()
@@ -82,7 +79,7 @@ def test_a_process_that_is_stopped_while_it_measures_is_not_waited_for(
     assert measured.recall(case(2), refuse) == SECONDS
 
 
-def test_doctor_lists_what_holds_for_this_machine() -> None:
+def test_doctor_lists_what_holds_for_this_machine():
     [none] = checks.list_speeds(measured.recorded())
     assert none.found.startswith("not measured yet")
     for one in (case(32), case(1), replace(case(), versions="torch 1.0")):
@@ -93,5 +90,5 @@ def test_doctor_lists_what_holds_for_this_machine() -> None:
     assert second.found.startswith("native in bf16 for 32 at a time")
 
 
-def test_of_two_equal_sides_the_first_by_name_is_taken() -> None:
+def test_of_two_equal_sides_the_first_by_name_is_taken():
     assert measured.fastest({"b": 1.0, "a": 1.0, "c": 2.0}) == "a"

@@ -37,7 +37,7 @@ print(library.load(Path(sys.argv[1])).nf_open(1, 2))
 
 
 @pytest.fixture(autouse=True)
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sources(tmp_path_factory):
     """Sources that take less time to build than the kernels."""
     folder = tmp_path_factory.mktemp("sources")
     opener = "long nf_open(long first, long second) { return first + second; }\n"
@@ -47,7 +47,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def library(sources: Path) -> Library:
+def library(sources):
     functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
     found = Library(
         folder=sources,
@@ -60,30 +60,26 @@ def library(sources: Path) -> Library:
     return found
 
 
-def fingerprint(library: Library) -> str:
+def fingerprint(library):
     cpp_library._read.cache_clear()
     compiler = cpp_library.find_compiler()
     assert compiler is not None
     return library.fingerprint(compiler, library.read_sources())
 
 
-def libraries(cache: Path) -> list[Path]:
+def libraries(cache):
     return sorted((cache / "kernels").iterdir())
 
 
-def test_what_is_built_before_a_stage_is_what_training_and_the_engine_load_in_fp32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loaded: list[Library] = []
+def test_what_is_built_before_a_stage_is_what_training_and_the_engine_load_in_fp32(monkeypatch):
+    loaded = []
     monkeypatch.setattr(Library, "load", lambda library, cache=None: loaded.append(library))
     build_kernels()
     flags = (*LIBRARY.flags, f"-DNF_FORM={FORMS.index('fp32')}")
     assert loaded == [training.LIBRARY, dataclasses.replace(LIBRARY, flags=flags)]
 
 
-def test_what_a_killed_build_left_is_removed_by_a_later_one(
-    tmp_path: Path, library: Library
-) -> None:
+def test_what_a_killed_build_left_is_removed_by_a_later_one(tmp_path, library):
     old, new = tmp_path / "kernels" / "build-old", tmp_path / "kernels" / "build-new"
     for folder in (old, new):
         folder.mkdir(parents=True)
@@ -93,18 +89,14 @@ def test_what_a_killed_build_left_is_removed_by_a_later_one(
     assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
-def test_a_build_that_ends_in_another_process_just_now_does_no_harm(
-    tmp_path: Path, library: Library
-) -> None:
+def test_a_build_that_ends_in_another_process_just_now_does_no_harm(tmp_path, library):
     ended = tmp_path / "kernels" / "build-ended"
     ended.parent.mkdir()
     ended.symlink_to("gone")  # is listed, and is no longer there when it is looked at
     assert library.load(tmp_path).nf_open(1, 2) == 3
 
 
-def test_of_processes_that_start_together_one_builds_and_all_load(
-    tmp_path: Path, sources: Path, library: Library
-) -> None:
+def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, sources, library):
     command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources), "2"]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -121,7 +113,7 @@ def test_of_processes_that_start_together_one_builds_and_all_load(
     assert path.stat().st_mtime_ns == before  # found, not built again
 
 
-def spoil(data: bytes, how: str) -> bytes:
+def spoil(data, how):
     """A library as a full disk, or a failing one, leaves it."""
     if how == "zeroed":
         return data[: len(data) // 3] + bytes(4096) + data[len(data) // 3 + 4096 :]
@@ -129,9 +121,7 @@ def spoil(data: bytes, how: str) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["0", "0.25", "0.5", "0.9", "0.99", "zeroed"])
-def test_a_damaged_library_is_built_again(
-    tmp_path: Path, sources: Path, how: str, library: Library
-) -> None:
+def test_a_damaged_library_is_built_again(tmp_path, sources, how, library):
     library.load(tmp_path)
     (path,) = libraries(tmp_path)
     whole = path.read_bytes()
@@ -144,9 +134,7 @@ def test_a_damaged_library_is_built_again(
     assert len(path.read_bytes()) == len(whole)
 
 
-def test_another_programs_library_is_built_again(
-    tmp_path: Path, sources: Path, library: Library
-) -> None:
+def test_another_programs_library_is_built_again(tmp_path, sources, library):
     text = (sources / "kernels.cpp").read_text()
     (sources / "kernels.cpp").write_text("int nothing;\n")
     cpp_library._read.cache_clear()
@@ -164,9 +152,7 @@ def test_another_programs_library_is_built_again(
     assert library.load(tmp_path).nf_open(1, 2) == 3
 
 
-def test_a_file_of_another_user_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library
-) -> None:
+def test_a_file_of_another_user_is_not_loaded(tmp_path, monkeypatch, library):
     library.load(tmp_path)
     (path,) = libraries(tmp_path)
     before = path.stat().st_ino
@@ -179,10 +165,8 @@ def test_a_file_of_another_user_is_not_loaded(
 
 
 @pytest.mark.parametrize("name", ["open", "mkdir"])
-def test_a_folder_of_another_user_is_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: Library
-) -> None:
-    def refuse(path: Path, *_args: object, **_settings: object) -> None:
+def test_a_folder_of_another_user_is_a_reason(tmp_path, monkeypatch, name, library):
+    def refuse(path, *_args, **_settings):
         raise PermissionError(13, "Permission denied", str(path))
 
     fingerprint(library)  # kept: it reads files, too
@@ -191,10 +175,8 @@ def test_a_folder_of_another_user_is_a_reason(
         library.load(tmp_path)
 
 
-def test_without_a_home_the_reason_is_named(
-    monkeypatch: pytest.MonkeyPatch, library: Library
-) -> None:
-    def homeless() -> Path:
+def test_without_a_home_the_reason_is_named(monkeypatch, library):
+    def homeless():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -203,9 +185,7 @@ def test_without_a_home_the_reason_is_named(
         library.load()
 
 
-def test_another_source_or_header_or_flag_is_another_file(
-    sources: Path, monkeypatch: pytest.MonkeyPatch, library: Library
-) -> None:
+def test_another_source_or_header_or_flag_is_another_file(sources, monkeypatch, library):
     names = [fingerprint(library)]
     (sources / "kernels_sample.h").write_text("// something\n")
     names.append(fingerprint(library))
@@ -215,9 +195,7 @@ def test_another_source_or_header_or_flag_is_another_file(
     assert len(set(names)) == 4
 
 
-def test_without_a_compiler_there_is_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_there_is_a_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
@@ -226,7 +204,7 @@ def test_without_a_compiler_there_is_a_reason(
     assert "no C++ compiler" in reason
 
 
-def test_a_processor_that_lacks_something_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_lacks_something_is_a_reason(monkeypatch):
     monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
     reason = LIBRARY.unable_here(LIBRARY.needed_flags - {"fma"})
@@ -235,23 +213,21 @@ def test_a_processor_that_lacks_something_is_a_reason(monkeypatch: pytest.Monkey
     assert "arm64" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
 
 
-def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(
-    tmp_path: Path, sources: Path, library: Library
-) -> None:
+def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(tmp_path, sources, library):
     (sources / "kernels.cpp").write_text("no program")
     with pytest.raises(Unavailable, match=r"does not build the kernels: .*error"):
         library.load(tmp_path)
     assert libraries(tmp_path) == []
 
 
-def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, library: Library) -> None:
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path, library):
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     with pytest.raises(Unavailable, match="cannot be stored in"):
         library.load(blocked)
 
 
-def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_xdg_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert user_cache() == tmp_path / ".cache" / "nanochat-flows"

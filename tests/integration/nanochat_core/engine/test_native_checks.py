@@ -1,20 +1,18 @@
 """The kernels refuse counts that do not fit the arrays, before anything is read."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from nanochat_core.engine.native import weights
-from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.errors import ConfigError, ModelError
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import make_gpt, make_runner
 
 pytestmark = [pytest.mark.torch, needs_kernels]
 
-SPOILT: dict[str, Callable[[NativeRunner], None]] = {
+SPOILT = {
     "smear reads beyond its gate": lambda r: setattr(r._spec, "smear_channels", 25),
     "smear reads beyond the width": lambda r: setattr(r._spec, "smear_channels", 65),
     "more tokens than rows": lambda r: setattr(r._spec, "vocab", 10_000),
@@ -36,14 +34,14 @@ SPOILT: dict[str, Callable[[NativeRunner], None]] = {
 
 @pytest.mark.parametrize("name", SPOILT)
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_kernels_refuse_counts_that_do_not_fit(name: str, precision: str) -> None:
+def test_the_kernels_refuse_counts_that_do_not_fit(name, precision):
     runner = make_runner(make_gpt(), precision=precision, num_threads=1)
     SPOILT[name](runner)
     with pytest.raises(ModelError, match="the kernels refuse them"):
         runner._open()
 
 
-def test_parameters_of_another_shape_or_dtype_are_refused_before_they_are_packed() -> None:
+def test_parameters_of_another_shape_or_dtype_are_refused_before_they_are_packed():
     for name, made in (
         ("smear_gate.weight", torch.zeros(1, 8)),
         ("resid_lambdas", torch.zeros(3)),
@@ -56,7 +54,7 @@ def test_parameters_of_another_shape_or_dtype_are_refused_before_they_are_packed
             weights.check_parameters(model)
 
 
-def test_a_gate_reads_no_more_channels_than_there_are() -> None:
+def test_a_gate_reads_no_more_channels_than_there_are():
     model = make_gpt()
     for name in ("smear_channels", "gate_channels"):
         numerics = dataclasses.replace(model.numerics, **{name: 65})

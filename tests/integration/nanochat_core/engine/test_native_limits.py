@@ -47,7 +47,7 @@ for num_threads, max_rows in ((65, 256), (1, 2**20)):  # 64 stacks are more than
 """
 
 
-def test_fewer_threads_give_the_same_answer_and_too_large_buffers_an_error_and_no_crash() -> None:
+def test_fewer_threads_give_the_same_answer_and_too_large_buffers_an_error_and_no_crash():
     found = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False
     )
@@ -59,23 +59,19 @@ def test_fewer_threads_give_the_same_answer_and_too_large_buffers_an_error_and_n
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_bandwidth_is_measured_where_weights_lie(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_the_bandwidth_is_measured_where_weights_lie(monkeypatch, threads):
     monkeypatch.setattr(speed, "PROBE_BYTES", 2**22)
     monkeypatch.setattr(speed, "PROBE_SECONDS", 0.02)
-    arenas: list[Arena] = []
+    arenas = []
     zeros = Arena.zeros
     monkeypatch.setattr(Arena, "zeros", lambda self, *a: (arenas.append(self), zeros(self, *a))[1])
     assert speed.read_bandwidth(torch.device("cpu"), threads=threads) > 0
     assert len(arenas) == 1
 
 
-def test_where_the_system_has_no_large_pages_memory_lies_on_small_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_the_system_has_no_large_pages_memory_lies_on_small_ones(monkeypatch):
     class SmallPages(mmap.mmap):
-        def madvise(self, *advice: int) -> None:
+        def madvise(self, *advice):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(mmap, "mmap", SmallPages)

@@ -1,7 +1,6 @@
 """The threads of the kernels beside a program that delays them."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -61,7 +60,7 @@ int main() {
 """
 
 
-def test_threads_that_were_delayed_help_again_within_some_passes(tmp_path: Path) -> None:
+def test_threads_that_were_delayed_help_again_within_some_passes(tmp_path):
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)
     compiler = find_compiler()

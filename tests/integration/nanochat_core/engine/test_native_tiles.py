@@ -7,19 +7,15 @@ import ctypes
 import dataclasses
 import re
 import subprocess
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanochat_core.engine.native import build
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.native.runner import unable
-from nanochat_core.engine.native.weights import MatrixSpec, PackedMatrix, Precision
+from nanochat_core.engine.native.weights import PackedMatrix
 from nanochat_core.runtime.hardware import cpp_library
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
@@ -55,7 +51,7 @@ extern "C" void int8(const Matrix* m, const int32_t* a, const float* s, int z, i
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
+def products(tmp_path_factory):
     """Return the products' library without tiles or with emulated ones."""
     folder = tmp_path_factory.mktemp("products")
     headers = [name for name in build.LIBRARY.files if name.endswith(".h")]
@@ -64,7 +60,7 @@ def products(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
     (folder / "products.cpp").write_text(SOURCE)
 
     @cache
-    def load(tiles: build.Tiles) -> ctypes.CDLL:
+    def load(tiles):
         pointer, number = ctypes.c_void_p, ctypes.c_int
         arguments = (*(pointer,) * 3, *(number,) * 5, pointer)
         return dataclasses.replace(
@@ -81,7 +77,7 @@ def products(tmp_path_factory) -> Callable[[str], ctypes.CDLL]:
 class Case:
     """A packed matrix and rows, and the exact product of what they were rounded to."""
 
-    def __init__(self, precision: Precision, num_out: int, num_in: int, rows: int) -> None:
+    def __init__(self, precision, num_out, num_in, rows):
         generator = torch.Generator().manual_seed(num_out + num_in)
         self.precision = precision
         self.matrix = PackedMatrix(num_out, num_in, precision, Arena())
@@ -100,11 +96,11 @@ class Case:
             exact *= self.scales.double()[:, None] * self.matrix.scales[:num_out].double()
         self.exact = exact
 
-    def run(self, library: ctypes.CDLL, first: int, rows: int, panel: int, panels: int) -> Tensor:
+    def run(self, library, first, rows, panel, panels):
         """Return the whole output (rows, N), of which only this part is computed."""
         out = torch.full((len(self.rows), self.matrix.shape[0]), torch.nan)
-        spec: MatrixSpec = self.matrix.spec()
-        function: Any = getattr(library, self.precision)
+        spec = self.matrix.spec()
+        function = getattr(library, self.precision)
         pointers = (ctypes.byref(spec), self.rows.data_ptr(), self.scales.data_ptr())
         function(*pointers, 128, first, rows, panel, panels, out.data_ptr())
         return out
@@ -152,7 +148,7 @@ def test_a_small_number_is_0_as_in_the_instruction(products):
     assert (out[1] == 2.0**-40).all()
 
 
-def test_the_kernels_compile_to_tile_instructions(tmp_path: Path) -> None:
+def test_the_kernels_compile_to_tile_instructions(tmp_path):
     compiler, library = cpp_library.find_compiler(), tmp_path / "products.o"
     assert compiler is not None
     (tmp_path / "products.cpp").write_text(
@@ -196,7 +192,7 @@ def test_without_a_part_of_amx_the_runner_says_why(monkeypatch, lacking):
 def test_a_system_that_does_not_permit_tiles_is_a_reason(monkeypatch):
     class Refusing:
         @staticmethod
-        def nf_request_tiles() -> int:
+        def nf_request_tiles():
             return 95
 
     monkeypatch.setattr(cpp_library.Library, "load", lambda *_: Refusing())

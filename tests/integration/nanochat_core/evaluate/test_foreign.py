@@ -6,9 +6,6 @@ That its answers to CORE are a straight reading's and nanochat's: tests/integrat
 import importlib.util
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +15,7 @@ from nanochat_core.config import BaseEvalConfig, ChatEvalConfig, EvalTaskConfig
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import foreign
 from nanochat_core.evaluate.foreign import open_foreign
-from nanochat_core.job import Job, write_json
+from nanochat_core.job import write_json
 from tasks.kinds import multiple_choice
 from tests.support.nanochat_core.evaluate.core_reference import write_bundle
 from tests.support.nanochat_core.evaluate.gpt2 import BOS, write_gpt2
@@ -37,11 +34,11 @@ TEMPLATES = (None, TEMPLATE)
 
 
 @pytest.fixture(scope="module", params=TEMPLATES, ids=["plain", "template"])
-def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(request, tmp_path_factory):
     return write_gpt2(tmp_path_factory.mktemp("gpt2"), window=WINDOW, template=request.param)
 
 
-def question(number: int, letters: str = "ABCD") -> dict[str, Any]:
+def question(number, letters="ABCD"):
     choices = [f"{number * i} things" for i in range(len(letters))]
     return multiple_choice.make_conversation(
         f"What is {number}?", list(letters), choices, letters[number % len(letters)]
@@ -49,10 +46,10 @@ def question(number: int, letters: str = "ABCD") -> dict[str, Any]:
 
 
 @pytest.fixture
-def make(weights: Path, tmp_path: Path) -> Callable[..., Job]:
+def make(weights, tmp_path):
     """make(section, questions): the job of one evaluation."""
 
-    def make(section: str, questions: list[dict[str, Any]]) -> Job:
+    def make(section, questions):
         data = tmp_path / "data"
         (data / "arc_easy").mkdir(parents=True)
         lines = [json.dumps(question) + "\n" for question in questions]
@@ -78,9 +75,7 @@ def make(weights: Path, tmp_path: Path) -> Callable[..., Job]:
     return make
 
 
-def test_choices_are_answered_by_the_likeliest_letter(
-    make: Callable[..., Job], weights: Path
-) -> None:
+def test_choices_are_answered_by_the_likeliest_letter(make, weights):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Pairs of letters: to this model a letter is as likely after one text as after another.
@@ -114,7 +109,7 @@ def test_choices_are_answered_by_the_likeliest_letter(
     assert {name for name in metrics if "core" in name} == set()
 
 
-def test_letters_that_are_not_one_token_fail_the_task(make: Callable[..., Job]) -> None:
+def test_letters_that_are_not_one_token_fail_the_task(make):
     job = make("chat_eval", [question(1, "AÄ")])
     with pytest.raises(DataError, match="a letter of A, Ä is not one token after a question"):
         foreign.run(job)
@@ -128,9 +123,7 @@ def test_letters_that_are_not_one_token_fail_the_task(make: Callable[..., Job]) 
         ("{% if %}", "Expected an expression, got 'end of statement block'"),
     ],
 )
-def test_a_chat_template_that_fails_is_one_line(
-    template: str, reason: str, make: Callable[..., Job], weights: Path, tmp_path: Path
-) -> None:
+def test_a_chat_template_that_fails_is_one_line(template, reason, make, weights, tmp_path):
     job = make("chat_eval", [question(1)])
     broken = tmp_path / "broken"
     write_gpt2(broken, window=WINDOW, template=template)
@@ -140,7 +133,7 @@ def test_a_chat_template_that_fails_is_one_line(
     assert str(caught.value) == f"its chat template fails: {reason}"
 
 
-def test_core_leaves_what_ours_leaves(make: Callable[..., Job]) -> None:
+def test_core_leaves_what_ours_leaves(make):
     job = make("base_eval", [question(1)])
     metrics = foreign.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
@@ -152,18 +145,14 @@ def test_core_leaves_what_ours_leaves(make: Callable[..., Job]) -> None:
     assert sum(task["total"] for task in scores["tasks"].values()) == len(rows)
 
 
-def test_without_the_package_there_is_one_line(
-    weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_there_is_one_line(weights, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="transformers is not installed") as caught:
         open_foreign(weights, CPU)
     assert caught.value.hint == "install it: pip install 'transformers>=5.0'"
 
 
-def test_code_of_a_model_is_not_executed_and_damage_is_one_line(
-    weights: Path, tmp_path: Path
-) -> None:
+def test_code_of_a_model_is_not_executed_and_damage_is_one_line(weights, tmp_path):
     marker = tmp_path / "executed"
     (tmp_path / "code.py").write_text(f"open({str(marker)!r}, 'w')\n")
     config = {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "code.Model"}}

@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.model.attention import rotate_normalise
@@ -25,20 +23,20 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def random(*shape: int) -> Tensor:
+def random(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize(
     ("rows", "inner", "cols"), [(1, 64, 64), (97, 300, 1100), (600, 64, 70), (13, 0, 7)]
 )
-def test_products_of_any_strides_are_those_of_float64(rows: int, inner: int, cols: int) -> None:
+def test_products_of_any_strides_are_those_of_float64(rows, inner, cols):
     a, b = random(rows, inner), random(inner, cols)
     for left in (a, a.T.contiguous().T, random(rows, 2 * inner)[:, ::2]):
         for right in (b, b.T.contiguous().T):
@@ -50,13 +48,13 @@ def test_products_of_any_strides_are_those_of_float64(rows: int, inner: int, col
             assert torch.equal(kernels.multiply(left, right), product)
 
 
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it():
     a, b = random(130, 300), random(300, 70)
     whole = kernels.multiply(a, b)
     assert torch.equal(kernels.multiply(a[77:], b), whole[77:])
 
 
-def test_a_linear_layer_has_the_gradients_of_float64() -> None:
+def test_a_linear_layer_has_the_gradients_of_float64():
     layer = Linear(96, 130)
     torch.nn.init.normal_(layer.weight)
     x = random(2, 50, 96).requires_grad_()
@@ -73,7 +71,7 @@ def test_a_linear_layer_has_the_gradients_of_float64() -> None:
 
 @pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
 @pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
-def test_the_loss_is_that_of_float64(spread: float, tokens: int, vocab: int) -> None:
+def test_the_loss_is_that_of_float64(spread, tokens, vocab):
     hidden, weight, scale = random(tokens, 72), spread * random(vocab, 72), random(tokens)
     targets = torch.arange(tokens).mul(37) % vocab
     exact = [t.double().requires_grad_() for t in (hidden, weight)]
@@ -97,9 +95,7 @@ def test_the_loss_is_that_of_float64(spread: float, tokens: int, vocab: int) -> 
 
 @pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
 @pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
-def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(
-    spread: float, tokens: int, vocab: int
-) -> None:
+def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(spread, tokens, vocab):
     hidden = random(tokens, 72).bfloat16().float()
     weight, scale = (spread * random(vocab, 72)).bfloat16(), random(tokens)
     targets = torch.arange(tokens).mul(37) % vocab
@@ -123,7 +119,7 @@ def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(
     torch.testing.assert_close(again, losses, rtol=1e-6, atol=1e-6)
 
 
-def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16() -> None:
+def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
     config = ModelConfig(
         depth=2,
         width=64,
@@ -133,9 +129,9 @@ def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16() -> No
         vocab_size=128,
         windows=(8, 32),
     )
-    seen: list[tuple[str, torch.dtype]] = []
+    seen = []
 
-    def note(module: torch.nn.Module, given: tuple[Tensor], out: Tensor) -> None:
+    def note(module, given, out):
         seen.append((type(given[0].grad_fn).__name__, out.dtype))
 
     models = {}
@@ -162,7 +158,7 @@ def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16() -> No
             assert error < 0.03, name
 
 
-def test_a_confident_token_keeps_a_small_gradient() -> None:
+def test_a_confident_token_keeps_a_small_gradient():
     hidden, weight = torch.ones(1, 64), torch.full((64, 64), -0.02)
     weight[2] = 0.12
     leaf = weight.clone().requires_grad_()
@@ -173,23 +169,23 @@ def test_a_confident_token_keeps_a_small_gradient() -> None:
     torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-3, atol=0)
 
 
-def test_a_target_that_is_no_class_is_our_bug() -> None:
+def test_a_target_that_is_no_class_is_our_bug():
     with pytest.raises(AssertionError):
         kernels.loss(random(3, 64), random(64, 64), torch.tensor([0, 64, 1]), None, 15.0)
 
 
-def _rotary(positions: int, half: int) -> tuple[Tensor, Tensor]:
+def _rotary(positions, half):
     angles = random(positions, half)
     return angles.cos()[None, :, None], angles.sin()[None, :, None]
 
 
-def _like(rotary: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def _like(rotary, x):
     cos, sin = rotary
     return cos.to(x.dtype), sin.to(x.dtype)
 
 
 COS_SIN = _rotary(70, 13)
-ROW_KERNELS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+ROW_KERNELS = {
     "norm": (lambda x: rms_norm(x, 1e-6), [(3, 300, 200)]),
     "norm-of-few": (lambda x: rms_norm(x, 1e-6), [(2, 5, 21)]),
     "relu-square": (relu_square, [(3, 300, 205)]),
@@ -199,7 +195,7 @@ ROW_KERNELS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("name", ROW_KERNELS)
-def test_passes_over_rows_and_their_gradients_are_those_of_float64(name: str) -> None:
+def test_passes_over_rows_and_their_gradients_are_those_of_float64(name):
     function, shapes = ROW_KERNELS[name]
     given = [random(*shape, 1).squeeze(-1) for shape in shapes]
     exact = [t.double().requires_grad_() for t in given]
@@ -223,7 +219,7 @@ def test_passes_over_rows_and_their_gradients_are_those_of_float64(name: str) ->
         torch.testing.assert_close(got.double(), want, rtol=0, atol=max(bound, 3e-6))
 
 
-def test_relu_square_takes_nan_and_infinity_as_torch_does() -> None:
+def test_relu_square_takes_nan_and_infinity_as_torch_does():
     x, grad = random(3, 21), random(3, 21)  # a vector or two of each row, and a rest
     x[0, 3] = x[0, 20] = float("nan")
     x[1, 0] = x[1, 19] = float("inf")
@@ -248,13 +244,13 @@ print(set(y))
 """
 
 
-def test_where_the_system_gives_no_thread_the_caller_does_the_work() -> None:
+def test_where_the_system_gives_no_thread_the_caller_does_the_work():
     command = [sys.executable, "-c", WITHOUT_MEMORY_FOR_THREADS, kernels.LIBRARY.load()._name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "{9.0}\n"), done.stderr
 
 
-def test_without_gradients_torch_computes() -> None:
+def test_without_gradients_torch_computes():
     with torch.no_grad():
         assert not rows.usable(random(3, 64))
     assert not rows.usable(random(64, 3).T)
