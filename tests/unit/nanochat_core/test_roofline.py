@@ -27,7 +27,6 @@ PUBLISHED = {
 def test_it_is_near_what_nanochat_has_published(name):
     depth, precision, tokens_per_second, mfu = PUBLISHED[name]
     pace = pretraining(run_for_depth(depth), H100, precision)
-    assert pace is not None
     found, published = (
         (pace.mfu, mfu)
         if tokens_per_second is None
@@ -49,7 +48,6 @@ def test_bytes_count_beside_flops():
     run = run_for_depth(12)
     slower = dataclasses.replace(H100, bandwidth=H100.bandwidth / 2)
     one, other = (pretraining(run, gpu, "bf16") for gpu in (H100, slower))
-    assert one is not None
     assert 1.1 < one.tokens_per_second / other.tokens_per_second < 2
     assert most_decoded(run, H100) == pytest.approx(2 * most_decoded(run, slower))
 

@@ -112,7 +112,6 @@ def test_processes_die_with_a_parent_that_is_killed(tmp_path):
         "    list(map_in_processes(work, range(2), processes=2))\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     with parent:
         try:
             children = [int(parent.stdout.readline()) for _ in range(2)]

@@ -64,7 +64,6 @@ def test_threads_that_were_delayed_help_again_within_some_passes(tmp_path):
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)
     compiler = find_compiler()
-    assert compiler is not None
     include = f"-I{build.LIBRARY.folder}"
     subprocess.run([compiler, *WORDS, include, source, "-o", program], check=True)
 

@@ -58,7 +58,6 @@ def test_a_padded_pass_gives_the_models_logits_and_writes_only_the_chunks_keys(m
         for start, end in pairwise([0, *ends]):
             one = chunk(1, prompt, start, end)
             kind = kind_of([one], runner.pools)
-            assert kind is not None
             assert kind == PassKind(128, continues=start > 0)
             logits = runner.read_packed(kind, pack(kind, one, runner.pools))
             torch.testing.assert_close(logits, plain.prefill([one]), rtol=0, atol=1e-5)

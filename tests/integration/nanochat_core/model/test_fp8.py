@@ -271,7 +271,6 @@ def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains():
     model = model_of("fp8", dataclasses.replace(CONFIG, vocab_size=250))
     tokens = rows().clamp(max=249)
     model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert model.lm_head.weight.grad is not None
     assert not model.lm_head.weight.grad[250:].any()
     assert model.lm_head.weight.grad[:250].any()
 

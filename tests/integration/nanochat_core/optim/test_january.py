@@ -40,7 +40,6 @@ def test_clipping_is_torchs_over_all_gradients_at_once(size):
     factor = clip_factor(mine, 1.0)
     assert (float(factor) == 1.0) == (size == 0.01)
     for parameter, grad in zip(parameters, grads, strict=True):
-        assert parameter.grad is not None
         torch.testing.assert_close(grad * factor, parameter.grad)
 
 

@@ -157,7 +157,6 @@ def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32():
         Optimizer(alone, RATES, precision="bf16", world=ALONE)
         alone.token_losses(tokens[:, :-1], tokens[:, 1:]).sum().backward()
         for name, parameter in alone.named_parameters():
-            assert parameter.grad is not None
             expected[name] = expected.get(name, 0) + parameter.grad.float()
     for name, gradient in gradients_of(optimizer).items():
         assert gradient.dtype == torch.float32, name
@@ -183,7 +182,6 @@ def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name)
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
     group = group_of(name, adamw_groups(RATES))
-    assert group is not None
     tokens = torch.randint(60, (2, 17), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():  # zero projections would keep the values' gradients at zero
         for parameter in model.parameters():

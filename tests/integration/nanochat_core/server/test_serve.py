@@ -49,7 +49,6 @@ def started(directory, *, maker=MAKER, log="access"):
     """A server in a process, and its URL. With FAKE engines have no model, and import no torch."""
     command = [sys.executable, "-c", PROGRAM, str(directory), maker, log]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
         try:
             line = server.stderr.readline()
             found = re.search(r"http://\S+", line)
@@ -110,7 +109,6 @@ def url(model_dir):
         yield found
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=PATIENCE) == 0
-        assert server.stderr is not None
         # How it answers, said at the start, and nothing else.
         assert re.fullmatch(r"answers: .+ up to 16 at a time\n", server.stderr.read())
 

@@ -119,7 +119,6 @@ def check_arithmetic(expression):
     elif isinstance(expected, int):
         assert result == str(expected)
     else:
-        assert result is not None
         assert result == f"{expected + 0.0:.12g}"
         assert math.isclose(float(result), expected, rel_tol=1e-11, abs_tol=1e-300)
 
