@@ -62,23 +62,6 @@ def unpacked(tmp_path, data):
     return count, tree_of(tmp_path / "core")
 
 
-@pytest.mark.parametrize("files", [FILES, bare()])
-def test_a_bundle_is_unpacked_without_the_folder_that_holds_it(tmp_path, files):
-    assert unpacked(tmp_path, zip_of(files)) == (3, bare())
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_folders_and_what_macs_leave_are_nothing(tmp_path):
-    junk = {"eval_bundle/": b"", "__MACOSX/eval_bundle/._core.yaml": b"x", ".DS_Store": b"x"}
-    assert unpacked(tmp_path, zip_of({**junk, **FILES})) == (3, bare())
-
-
-def test_it_takes_the_place_of_what_was_there(tmp_path):
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "old").write_text("x")
-    assert unpacked(tmp_path, zip_of(FILES))[1] == bare()
-
-
 def entry(name, kind):
     info = zipfile.ZipInfo(name)
     info.external_attr = (kind | 0o644) << 16
@@ -92,79 +75,68 @@ def claims(data, *, size):
     return data[: position + 24] + size.to_bytes(4, "little") + data[position + 28 :]
 
 
-@pytest.mark.parametrize("name", ["../x", "eval_bundle/../core.yaml", "/etc/x"])
-def test_a_name_outside_of_the_archive_is_refused(tmp_path, name):
-    refused(
-        f"the archive has '{name}' outside of it", unpacked, tmp_path, zip_of(FILES | {name: b"x"})
-    )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.zip", "scratch"]
+JUNK = {"eval_bundle/": b"", "__MACOSX/eval_bundle/._core.yaml": b"x", ".DS_Store": b"x"}
+OLD = [{"old/core.yaml": b"x"}, {name.replace("eval_bundle", "old"): b"older" for name in FILES}]
+KINDS = (stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR)
+# What an archive holds, and the files that it becomes.
+UNPACKED = [
+    *((files, bare()) for files in (FILES, bare(), JUNK | FILES)),
+    *((old | bare(), old | bare()) for old in OLD),  # no copy in a folder replaces one at the top
+    *((FILES | {entry("eval_bundle/l", k): b"/etc"}, bare() | {"l": b"/etc"}) for k in KINDS),
+]
 
 
-@pytest.mark.parametrize("again", ["eval_bundle/core.yaml", "eval_bundle/./core.yaml"])
-def test_a_name_that_comes_twice_is_refused(tmp_path, again):
-    data = zip_of(FILES | {again.replace("core", "c0re"): b"x"}).replace(b"c0re", b"core")
-    refused(r"the archive has 'eval_bundle/core\.yaml' 2 times", unpacked, tmp_path, data)
-    assert not (tmp_path / "core").exists()
-
-
-@pytest.mark.parametrize("older", [FILES, {"eval_bundle/core.yaml": b"x"}])
-def test_a_copy_in_a_folder_does_not_replace_the_files_at_the_top(tmp_path, older):
-    old = {name.replace("eval_bundle", "old"): b"older" for name in older}
-    assert unpacked(tmp_path, zip_of(old | bare())) == (3 + len(old), old | bare())
+@pytest.mark.parametrize(("files", "expected"), UNPACKED)
+def test_a_bundle_is_unpacked_without_the_folder_that_holds_it(tmp_path, files, expected):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "earlier").write_text("x")
+    assert unpacked(tmp_path, zip_of(files)) == (len(expected), expected)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert not (tmp_path / "core" / "l").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["..\\x", "C:/x"])
 def test_nothing_is_written_outside_of_the_folder(tmp_path, name):
     assert unpacked(tmp_path, zip_of({**FILES, name: b"x"}))[0] == 4
-    inside = tmp_path / "core"
     assert {p.name for p in tmp_path.iterdir()} == {"b.zip", "scratch", "core"}
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert bare().items() <= tree_of(inside).items()
+    assert bare().items() <= tree_of(tmp_path / "core").items()
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
-def test_links_and_devices_are_plain_files(tmp_path, kind):
-    data = zip_of({**FILES, entry("eval_bundle/link", kind): b"/etc/passwd"})
-    assert unpacked(tmp_path, data) == (4, {**bare(), "link": b"/etc/passwd"})
-    assert not (tmp_path / "core" / "link").is_symlink()
+def with_byte(data, at, change):
+    return data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
 
 
-def test_a_password_and_a_file_inside_a_file_are_refused(tmp_path):
-    data = bytearray(zip_of(FILES))
-    data[data.rindex(b"PK\x01\x02") + 8] |= 1
-    refused("cannot be unpacked: .* password", unpacked, tmp_path, bytes(data))
-    nested = zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"})
-    refused("cannot be unpacked", unpacked, tmp_path, nested)
+def twice(name):
+    return zip_of(FILES | {name.replace("core", "c0re"): b"x"}).replace(b"c0re", b"core")
 
 
-def test_too_much_is_refused_by_what_it_says_and_by_what_it_is(tmp_path, monkeypatch):
-    data = zip_of(FILES)
+ZIP, STORED = zip_of(FILES), zip_of(FILES, compression=zipfile.ZIP_STORED)
+OUTSIDE = ("../x", "eval_bundle/../core.yaml", "/etc/x")
+BROKEN = "the archive cannot be unpacked: "
+REFUSED = [
+    *((zip_of(FILES | {name: b"x"}), f"archive has '{name}' outside of it") for name in OUTSIDE),
+    *((twice(f"eval_bundle/{name}core.yaml"), r"core\.yaml' 2 times") for name in ("", "./")),
+    (with_byte(ZIP, ZIP.rindex(b"PK\x01\x02") + 8, 1), f"{BROKEN}.* password"),
+    (zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"}), BROKEN),
+    *((data, BROKEN) for data in (b"", b"<html>sign in</html>", ZIP[:-100], ZIP[:5000])),
+    (with_byte(STORED, STORED.index(QUESTIONS[:50]) + 10, 1), f"{BROKEN}Bad CRC-32"),
+    (claims(ZIP, size=1000), f"{BROKEN}Bad CRC-32"),
+    (zip_of({n: d for n, d in FILES.items() if "csv" not in n}), r"has no eval_meta_data\.csv"),
+]
+
+
+@pytest.mark.parametrize(("data", "complaint"), REFUSED)
+def test_what_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, data, complaint):
+    refused(complaint, unpacked, tmp_path, data, hint="remove" if complaint == BROKEN else "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.zip", "scratch"]
+
+
+def test_too_much_is_refused_by_what_it_says(tmp_path, monkeypatch):
     monkeypatch.setattr(core_bundle, "MAX_BYTES", 150_000)
     complaint = r"unpacks to 200,0.* bytes, at most 150,000 may"
-    refused(complaint, unpacked, tmp_path, data, hint="task_data.core_bundle=null")
-    refused("cannot be unpacked: Bad CRC-32", unpacked, tmp_path, claims(data, size=1000))
+    refused(complaint, unpacked, tmp_path, ZIP, hint="task_data.core_bundle=null")
     assert not (tmp_path / "core").exists()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"<html>sign in</html>", zip_of(FILES)[:-100], zip_of(FILES)[:5000]],
-    ids=["empty", "page", "short", "shorter"],
-)
-def test_what_is_no_whole_archive_is_refused_and_nothing_is_left(tmp_path, data):
-    refused("the archive cannot be unpacked: ", unpacked, tmp_path, data, hint="remove")
-    assert not (tmp_path / "core").exists()
-
-
-def test_a_byte_that_is_another_is_noticed(tmp_path):
-    data = bytearray(zip_of(FILES, compression=zipfile.ZIP_STORED))
-    data[data.index(QUESTIONS[:50]) + 10] ^= 1
-    refused("cannot be unpacked: Bad CRC-32", unpacked, tmp_path, bytes(data))
-
-
-def test_an_archive_of_something_else_is_refused(tmp_path):
-    files = {name: data for name, data in FILES.items() if "csv" not in name}
-    refused(r"has no eval_meta_data\.csv", unpacked, tmp_path, zip_of(files))
 
 
 @pytest.fixture(autouse=True)
@@ -217,17 +189,15 @@ def test_a_download_that_fails_begins_again_and_then_leaves_what_was_there(web, 
 
 
 @pytest.mark.parametrize("status", [403, 404, 410, 501])
-def test_errors_that_will_not_pass_are_reported_at_once(web, waits, status):
-    web.answers = [Answer(status=status)] * 9
-    refused(f"cannot be downloaded: the server answers {status}", fetch, web)
-    assert waits == []
-
-
-@pytest.mark.parametrize("target", [None, "http://a..b/", "ftp://127.0.0.1/x"])
-def test_redirects_without_an_end_or_to_no_host_are_reported_at_once(web, waits, target):
-    web.answers = [Answer(status=302, headers={"Location": target or web.url})] * 60
-    for ask in (lambda: fetch(web), lambda: ask_validator(web.url, seconds=60)):
-        refused("cannot be downloaded: ", ask)
+@pytest.mark.parametrize("target", ["", "/bundle.zip", "http://a..b/", "ftp://127.0.0.1/x"])
+def test_errors_that_will_not_pass_are_reported_at_once(web, waits, status, target):
+    """Redirects without an end, or to no host, among them."""
+    answer = Answer(status=302, headers={"Location": target}) if target else Answer(status=status)
+    web.answers = [answer] * 60
+    said = "" if target else f"the server answers {status}"
+    refused(f"cannot be downloaded: {said}", fetch, web)
+    if target:
+        refused("cannot be downloaded: ", ask_validator, web.url, seconds=60)
     assert waits == []
 
 

@@ -34,40 +34,23 @@ def make_caller(engine, *, call):
     make_writer(engine.model, before, after)
 
 
-def test_generate_batch_and_complete_agree(engine):
-    results, masks = engine.generate_batch(
-        [65, 66], num_samples=6, max_tokens=40, temperature=0.8, top_k=20, seed=5
-    )
-    [answers] = engine.complete(
-        [[65, 66]], num_samples=6, max_tokens=40, temperature=0.8, top_k=20, seeds=[5]
-    )
+@pytest.mark.parametrize("max_tokens", [0, 1, 60])
+def test_columns_and_batches_are_the_answers_of_complete(engine, max_tokens):
+    settings = {"num_samples": 64, "max_tokens": max_tokens, "temperature": 1.5, "top_k": None}
+    columns = list(engine.generate([65, 66], seed=5, **settings))
+    results, masks = engine.generate_batch([65, 66], seed=5, **settings)
+    [answers] = engine.complete([[65, 66]], seeds=[5], **settings)
     assert results == [[65, 66, *answer.ids] for answer in answers]
     assert masks == [[0, 0, *answer.mask] for answer in answers]
-
-
-def test_results_hold_no_token_that_ends_an_answer(engine):
-    results, masks = engine.generate_batch([65], num_samples=64, max_tokens=60, temperature=1.5)
-    assert not engine.ends & {token for row in results for token in row}
-    assert [len(row) for row in results] == [len(mask) for mask in masks]
-    assert min(map(len, results)) < 61
-
-
-def test_columns_go_on_with_the_ending_token_of_an_ended_sample(engine):
-    columns = list(engine.generate([65], num_samples=64, max_tokens=60, temperature=1.5))
-    for i in range(64):
-        row = [(column[i], mask[i]) for column, mask in columns]
-        end = next((n for n, (token, _) in enumerate(row) if token in engine.ends), None)
-        if end is not None:
-            assert row[end][1] == 1
-            assert set(row[end + 1 :]) <= {(row[end][0], 0)}
-
-
-@pytest.mark.parametrize("max_tokens", [0, 1, 7])
-def test_max_tokens_is_respected(engine, max_tokens):
-    columns = list(engine.generate([65], num_samples=3, max_tokens=max_tokens))
     assert len(columns) <= max_tokens
-    [group] = engine.complete([[65]], num_samples=3, max_tokens=max_tokens, seeds=[1], **WARM)
-    assert all(len(answer.ids) <= max_tokens for answer in group)
+    assert {answer.finished for answer in answers} >= ({True, False} if max_tokens else {False})
+    for i, answer in enumerate(answers):
+        row, count = [(column[i], mask[i]) for column, mask in columns], len(answer.ids)
+        assert row[:count] == list(zip(answer.ids, answer.mask, strict=True))
+        assert not engine.ends & {*answer.ids}
+        for at, (token, sampled) in enumerate(row[count:]):  # the token that ended it, again
+            assert token == row[count][0] in engine.ends
+            assert sampled == (at == 0)
 
 
 def test_no_answer_grows_past_sequence_len(engine):
@@ -93,18 +76,22 @@ def test_no_prompts_have_no_answers(engine):
     assert engine.complete([], num_samples=4, max_tokens=9, seeds=[], **WARM) == []
 
 
-def test_a_tool_result_is_forced_with_mask_zero(make_model, tokenizer):
+@pytest.mark.parametrize("max_tokens", [6, 9, 10, 30])
+def test_a_tool_result_is_forced_with_mask_zero_and_never_cut(make_model, tokenizer, max_tokens):
     engine = Engine(make_model(), tokenizer)
     make_caller(engine, call="12*3")
     prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
-    [answers] = engine.complete([prompt], num_samples=2, max_tokens=30, seeds=[0], **GREEDY)
+    settings = {"max_tokens": max_tokens, **GREEDY}
+    [[answer, other]] = engine.complete([prompt], num_samples=2, seeds=[0], **settings)
+    assert answer == other == generate_naive(engine.model, tokenizer, prompt, seed=0, **settings)
     written = "<|python_start|>12*3<|python_end|><|output_start|>36<|output_end|>!"
-    for answer in answers:
-        assert tokenizer.decode(answer.ids) == written
-        assert answer.mask == [1] * 6 + [0] * 4 + [1]
-        assert answer.finished
-    naive = generate_naive(engine.model, tokenizer, prompt, max_tokens=30, seed=0, **GREEDY)
-    assert answers[0] == naive
+    found = tokenizer.decode(answer.ids)
+    assert written.startswith(found) == (max_tokens != 9)
+    assert ("36" in found) == (max_tokens >= 10)
+    assert len(answer.ids) == min(max_tokens, 11)
+    if max_tokens >= 10:
+        assert answer.mask == [*[1] * 6, *[0] * 4, 1][:max_tokens]
+    assert answer.finished == (max_tokens == 30)
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -122,18 +109,6 @@ def test_a_call_without_a_result_does_not_disturb_the_repetition_penalty(
         tokenizer.special("<|python_end|>")
     ]
     assert [one.ends[0].reason for one in asked] == ["length", "length"]
-
-
-@pytest.mark.parametrize(("max_tokens", "inserted"), [(6, False), (9, False), (10, True)])
-def test_a_tool_result_is_never_cut(make_model, tokenizer, max_tokens, inserted):
-    engine = Engine(make_model(), tokenizer)
-    make_caller(engine, call="12*3")
-    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
-    [[answer]] = engine.complete(
-        [prompt], num_samples=1, max_tokens=max_tokens, seeds=[0], **GREEDY
-    )
-    assert len(answer.ids) == max_tokens
-    assert ("<|output_start|>36<|output_end|>" in tokenizer.decode(answer.ids)) is inserted
 
 
 def test_it_answers_in_a_thread_and_leaves_the_model_trainable(make_model, tokenizer):

@@ -45,15 +45,9 @@ def test_the_first_token_that_differs_is_named(directory, capsys, monkeypatch):
     assert "different from token 2 on: B" in capsys.readouterr().out
 
 
-def test_a_device_that_torch_does_not_know_is_one_line(directory, capsys):
-    assert main([directory, "--device", "foo"]) == 1
-    error, hint = capsys.readouterr().err.splitlines()
+def test_what_cannot_be_used_is_one_line(directory, tmp_path, capsys):
+    assert main([directory, "--device", "foo"]) == main([str(tmp_path)]) == 1
+    error, hint, *other = capsys.readouterr().err.splitlines()
     assert error.startswith("error: --device foo cannot be used here: ")
     assert hint == "hint: cpu, cuda or cuda:1"
-
-
-def test_a_folder_that_is_not_a_model_is_one_line(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.splitlines()[0] == (
-        f"error: {tmp_path} is not a model: it has no config.json"
-    )
+    assert other[0] == f"error: {tmp_path} is not a model: it has no config.json"
