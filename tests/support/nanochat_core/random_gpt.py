@@ -13,12 +13,19 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 
 
-def random_gpt(*windows: int, seed: int = 0, std: float = 0.3, **shape: Any) -> GPT:
-    """Make a model of a layer for each window: width 32, two heads, a byte tokenizer's vocabulary,
-    and a context as long as the last window, unless the shape says otherwise."""
-    least = {"width": 32, "num_heads": 2, "num_kv_heads": 2, "vocab_size": 265}
+def shape_of(*windows: int, **shape: Any) -> ModelConfig:
+    """Return the shape of a layer for each window: width 64, four heads that share two keys, 300
+    tokens, and a context as long as the last window, unless `shape` says otherwise."""
+    least = {"width": 64, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300}
     fields = {"depth": len(windows), "sequence_len": windows[-1], **least, **shape}
-    return randomise(GPT(ModelConfig(windows=windows, **fields), numerics("fp32")), seed, std)
+    return ModelConfig(windows=windows, **fields)
+
+
+def random_gpt(*windows: int, seed: int = 0, **shape: Any) -> GPT:
+    """Make a model of a layer for each window: width 32, two heads, a byte tokenizer's vocabulary,
+    unless `shape` says otherwise."""
+    least = {"width": 32, "num_heads": 2, "vocab_size": 265}
+    return randomise(GPT(shape_of(*windows, **least | shape), numerics("fp32")), seed)
 
 
 def randomise(

@@ -7,17 +7,8 @@ from typing import Any
 MakeRow = Callable[[random.Random], dict[str, Any]]
 
 PIECES = (
-    "water",
-    "Why?",
-    "3 < 4",
-    "caf\u00e9",
-    "\u4e2d\u6587",
-    "a=b",
-    "- x=A\n",
-    '"',
-    "\n\n",
-    "<<",
-    ">>",
+    *("water", "Why?", "3 < 4", "caf\u00e9", "\u4e2d\u6587", "a=b", "- x=A\n", '"', "\n\n"),
+    *("<<", ">>"),
 )
 
 

@@ -54,44 +54,23 @@ def test_calls_without_an_answer_and_answers_without_a_call_are_shown(kinds, tex
     assert text_of([{"type": kind, "text": "1"} for kind in kinds]) == text
 
 
-@pytest.mark.parametrize(
-    ("answer", "number"),
-    [
-        ("#### 12", "12"),
-        ("<<7+5=12>>#### 12", "12"),
-        ("first #### 3 then\n#### -4", "-4"),
-        ("#### 1,234,567", "1234567"),
-        ("#### 2.50", "2.50"),
-        ("#### 12.", "12"),
-        ("#### 12 apples", "12"),
-        ("#### 12, as I said", "12"),
-        ("#### 12)", "12"),
-        ("#### -1,234.5!", "-1234.5"),
-        ("#### 12\n1/2", "12"),
-        ("#### 12\n#### Explanation", "12"),
-        ("#### 1/2", None),
-        ("#### 1 / 2", None),
-        ("#### 12abc", None),
-        ("#### 3 + 4", None),
-        ("#### 3=3", None),
-        ("#### 50%", None),
-        ("#### 1,2", None),
-        ("#### 1,23", None),
-        ("#### 12.3.4", None),
-        ("#### 0x1F", None),
-        ("#### 5e3", None),
-        ("#### 12\n#### 13th", None),
-        ("####12", None),
-        ("### 12", None),
-        ("#### twelve", None),
-        ("#### \u0663", None),
-        ("#### 3\u0663", None),
-        ("#### 1,\u0661\u0662\u0663", None),
-        ("#### ", None),
-        ("12", None),
-        ("", None),
+NUMBERS = {  # a number -> answers that end in it
+    "12": [
+        *("#### 12", "<<7+5=12>>#### 12", "#### 12.", "#### 12 apples", "#### 12, as I said"),
+        *("#### 12)", "#### 12\n1/2", "#### 12\n#### Explanation"),
     ],
-)
+    **{"-4": ["first #### 3 then\n#### -4"], "1234567": ["#### 1,234,567"]},
+    **{"2.50": ["#### 2.50"], "-1234.5": ["#### -1,234.5!"]},
+    None: [
+        *("#### 1/2", "#### 1 / 2", "#### 12abc", "#### 3 + 4", "#### 3=3", "#### 50%"),
+        *("#### 1,2", "#### 1,23", "#### 12.3.4", "#### 0x1F", "#### 5e3", "#### 12\n#### 13th"),
+        *("####12", "### 12", "#### twelve", "#### \u0663", "#### 3\u0663", "#### ", "12", ""),
+        "#### 1,\u0661\u0662\u0663",
+    ],
+}
+
+
+@pytest.mark.parametrize(("number", "answer"), [(n, a) for n in NUMBERS for a in NUMBERS[n]])
 def test_the_final_number_is_that_of_the_last_mark(answer, number):
     assert final_number(answer) == number
 

@@ -76,12 +76,6 @@ def test_the_expected_answers_are_right_and_those_of_another_kind_are_wrong(made
             assert not right or {keys["kind"], other_keys["kind"]} <= {"count", "length", "sum"}
 
 
-def test_of_a_whole_conversation_the_last_turn_is_graded(made):
-    c = made["test"][0]
-    assert conversation.is_correct(c, text_of(c["messages"][-1]["content"]))
-    assert not conversation.is_correct(c, "?")
-
-
 def test_training_has_more_capitals_than_tests_and_no_writing_that_a_test_may_ask(made):
     shares = {
         split: [q == q.upper() for q, _, _ in turns_of(made[split]) if q != q.lower()]

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk
@@ -16,6 +15,7 @@ from nanochat_core.engine.runners.choose import open_runner
 from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = pytest.mark.torch
 
@@ -31,15 +31,7 @@ def make_rows(text, count):
 @pytest.fixture(scope="module")
 def trained():
     """Four layers that have read a module of Python's library, for half a minute on one CPU."""
-    config = ModelConfig(
-        depth=4,
-        width=128,
-        num_heads=2,
-        num_kv_heads=2,
-        sequence_len=LENGTH,
-        vocab_size=265,
-        windows=(32, 32, 32, LENGTH),
-    )
+    config = shape_of(32, 32, 32, LENGTH, width=128, num_heads=2, vocab_size=265)
     model = GPT(config, numerics("fp32"))
     model.init_weights(1)
     text = inspect.getsource(argparse)

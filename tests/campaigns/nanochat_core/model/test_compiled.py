@@ -5,19 +5,11 @@ import shutil
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.random_gpt import shape_of
 
-CONFIG = ModelConfig(
-    depth=3,
-    width=128,
-    num_heads=2,
-    num_kv_heads=1,
-    sequence_len=160,
-    vocab_size=256,
-    windows=(20, 50, 160),
-)
+CONFIG = shape_of(20, 50, 160, width=128, num_heads=2, num_kv_heads=1, vocab_size=256)
 
 pytestmark = [
     pytest.mark.torch,

@@ -10,21 +10,13 @@ import pytest
 
 from flows.identity.fingerprint import REPOSITORY
 from infra.launch.torchrun import StageInterrupted, run_job
-from nanochat_core.config import ModelConfig
+from tests.support.nanochat_core.random_gpt import shape_of
 from tests.support.nanochat_core.train.fixtures import Bench
 
 pytestmark = pytest.mark.torch
 
 STEPS = 10
-MODEL = ModelConfig(
-    depth=4,
-    width=64,
-    num_heads=4,
-    num_kv_heads=2,
-    sequence_len=128,
-    vocab_size=512,
-    windows=(32, 32, 128, 128),
-)
+MODEL = shape_of(32, 32, 128, 128, vocab_size=512)
 
 
 def job_in(pipeline, directory):

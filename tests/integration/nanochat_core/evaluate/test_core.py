@@ -170,7 +170,7 @@ sys.path.append(str(ours))
 from nanochat.core_eval import evaluate_example
 from nanochat.gpt import GPT, GPTConfig
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.support.nanochat_core.random_gpt import randomise
+from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
 class Peer:
     def __init__(self, tokenizer):
@@ -229,16 +229,11 @@ def test_every_verdict_is_nanochats(tokenizer, tmp_path):
 
 
 def _peers_model(tokenizer):
-    from nanochat_core.config import ModelConfig
     from nanochat_core.eras import HEAD, numerics, of_era
     from nanochat_core.model.gpt import GPT
-    from tests.support.nanochat_core.random_gpt import randomise
+    from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
-    shape = ModelConfig(
-        depth=5, width=64, num_heads=4, num_kv_heads=2, sequence_len=512,
-        vocab_size=tokenizer.vocab_size, windows=(512,) * 5, residual_scalars=True,
-        value_embeds=True, smear=True, backout=True,
-    )  # fmt: skip
+    shape = shape_of(*[512] * 5, vocab_size=tokenizer.vocab_size)
     model = GPT(of_era(shape, HEAD, pattern="SSSL"), numerics("fp32"))
     randomise(model, 2, lambda name, _: 1.0 if "wte" in name else 0.3)
     with torch.no_grad():

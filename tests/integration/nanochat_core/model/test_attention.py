@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import ClassVar
@@ -18,7 +19,6 @@ from nanochat_core.model.attention_backends import (
     SDPA,
     Backend,
     difference,
-    load_flex,
     load_varlen,
     preferred,
 )
@@ -80,15 +80,6 @@ def test_sdpa_sees_w_plus_one_keys_and_its_gradients_too(length, window):
 
     for got, want in zip(results(call, q, k, v, grad, window), expected, strict=True):
         torch.testing.assert_close(got.double(), want.double(), atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
-def test_flex_attention_on_a_cpu_sees_the_same_keys(length, window):
-    q, k, v, _ = problem(length)
-    got = load_flex()(q, k, v, min(window, length - 1))
-    want = written_out(q, k, v, window)
-    torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
@@ -238,33 +229,35 @@ def test_what_was_written_for_a_card_comes_first(major, first):
     assert [backend.name for backend in preferred(BACKENDS, major)][: len(first)] == first
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "unlimited"),
-    [
-        ("fa2", "flash_attn", -1),
-        ("fa3", "flash_attn_interface", -1),
-        ("fa4", "flash_attn.cute", None),
-    ],
-)
-@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
-def test_each_flash_attention_gets_the_window_as_it_counts_it(
-    name, module, unlimited, length, window, monkeypatch
-):
-    def flash_attn_func(q, k, v, *, causal, window_size):
-        """Compute what the packages document: the keys to the left, without the query's own."""
-        assert causal
-        left, right = window_size
-        assert (left == right == unlimited) or right == 0
-        return written_out(q, k, v, length if left == unlimited else left), None
+def _flash_attention(unlimited, q, k, v, *, causal, window_size):
+    """Compute what the packages document: the keys to the left, without the query's own."""
+    assert causal
+    left, right = window_size
+    assert (left == right == unlimited) or right == 0
+    return written_out(q, k, v, q.size(1) if left == unlimited else left), None
 
-    for parent in ("flash_attn", module):
-        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    sys.modules[module].flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+
+FLASH = {
+    "fa2": ("flash_attn", -1),
+    "fa3": ("flash_attn_interface", -1),
+    "fa4": ("flash_attn.cute", None),
+}
+
+
+@pytest.mark.parametrize("name", ["flex", *FLASH, "varlen"])
+@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # torch's own
+def test_each_backend_gets_the_window_as_it_counts_it(name, length, window, monkeypatch):
+    if name in FLASH:
+        module, unlimited = FLASH[name]
+        for parent in ("flash_attn", module):
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+        sys.modules[module].flash_attn_func = partial(_flash_attention, unlimited)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _of_sequences)
     call = next(backend for backend in BACKENDS if backend.name == name).load()
     q, k, v, _ = problem(length)
-    torch.testing.assert_close(
-        call(q, k, v, min(window, length - 1)), written_out(q, k, v, window), atol=1e-12, rtol=0
-    )
+    got = call(q, k, v, min(window, length - 1))
+    torch.testing.assert_close(got.double(), written_out(q, k, v, window), atol=2e-5, rtol=1e-5)
 
 
 def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch):
@@ -286,15 +279,6 @@ def _of_sequences(q, k, v, ends, _, *lengths, window_size):
         one = [t[None, first:last] for t in (q, k, v)]
         rows.append(written_out(*one, last - first if left < 0 else left)[0])
     return torch.cat(rows)
-
-
-@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
-def test_torchs_flash_attention_gets_whole_rows_and_the_window(monkeypatch, length, window):
-    q, k, v, _ = problem(length)
-    expected = written_out(q, k, v, window)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _of_sequences)
-    got = load_varlen()(q, k, v, min(window, length - 1))
-    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_torchs_flash_attention_takes_these_arguments_and_has_gradients():

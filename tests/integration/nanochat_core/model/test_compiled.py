@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.evaluate.bits_per_byte import row_losses
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import PackedTree, Tree
@@ -19,6 +18,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.chat import mean_loss
 from nanochat_core.train.loop.fixed_text import fixed_text_loss
 from tests.support.nanochat_core.optim.ranks import add_gradients, gradients_of
+from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = [
     pytest.mark.torch,
@@ -28,15 +28,7 @@ pytestmark = [
     ),  # dynamo's own look at a block's input
 ]
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    depth=2,
-    width=128,
-    num_heads=2,
-    num_kv_heads=2,
-    sequence_len=32,
-    vocab_size=256,
-    windows=(8, 32),
-)
+CONFIG = shape_of(8, 32, width=128, num_heads=2, vocab_size=256)
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "by block"])

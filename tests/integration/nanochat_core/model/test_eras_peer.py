@@ -10,23 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
+from tests.support.nanochat_core.random_gpt import shape_of
 from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
 PEERS = {"2026-01-05": "NANOCHAT_JAN_DIR", "2026-03-14": "NANOCHAT_DIR"}
-SHAPE = ModelConfig(
-    depth=5,
-    width=64,
-    num_heads=4,
-    num_kv_heads=2,
-    sequence_len=512,
-    vocab_size=300,
-    windows=(512,) * 5,
-)
+SHAPE = shape_of(*[512] * 5)
 # Longer than a short window. Every weight is random, those that start at zero too.
 _CODE = """
 import os, sys, torch

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.model import fp8
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, is_eligible, quantise
 from nanochat_core.model.gpt import GPT
@@ -15,19 +14,12 @@ from nanochat_core.model.loss import softcap_loss
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.scaling import numerics, run_for_depth
+from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = pytest.mark.torch
 
 ALONE = World(rank=0, local_rank=0, size=1)
-CONFIG = ModelConfig(
-    depth=2,
-    width=128,
-    num_heads=2,
-    num_kv_heads=2,
-    sequence_len=32,
-    vocab_size=256,
-    windows=(8, 32),
-)
+CONFIG = shape_of(8, 32, width=128, num_heads=2, vocab_size=256)
 
 
 def random(*shape, seed=1):

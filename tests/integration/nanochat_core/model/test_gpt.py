@@ -6,32 +6,14 @@ import math
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
-from tests.support.nanochat_core.train.recipe_reference import logits_of
+from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = pytest.mark.torch
 
-CONFIG = ModelConfig(
-    depth=5,
-    width=64,
-    num_heads=4,
-    num_kv_heads=2,
-    sequence_len=32,
-    vocab_size=100,
-    windows=(5, 7, 31, 2, 32),
-)
+CONFIG = shape_of(5, 7, 31, 2, 32, vocab_size=100)
 FP32 = numerics("fp32")
-EARLY_2026 = dataclasses.replace(
-    FP32,
-    rotary_base=10000.0,
-    rotary_precision="bf16",
-    qk_scale=1.0,
-    softcap=20.0,
-    gate_scale=2.0,
-    gate_channels=32,
-)
 
 
 def noisy_model(config=CONFIG, constants=FP32):
@@ -48,18 +30,6 @@ def noisy_model(config=CONFIG, constants=FP32):
 def tokens_of(rows, length, seed=3):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(CONFIG.vocab_size, (rows, length), generator=generator)
-
-
-@pytest.mark.parametrize("constants", [FP32, EARLY_2026], ids=["head", "early-2026"])
-def test_the_forward_pass_is_the_recipe(constants):
-    model = noisy_model(constants=constants)
-    tokens = tokens_of(1, 32)
-    logits = model(tokens)
-    assert logits.shape == (1, 32, CONFIG.vocab_size)
-    assert logits.dtype == torch.float32
-    expected = logits_of(model, tokens)
-    assert expected.std() > 0.5
-    torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=0)
 
 
 def test_bf16_is_near_fp32_and_keeps_tables_narrow():
@@ -158,15 +128,6 @@ def test_the_state_dict_holds_nanochats_names_and_nothing_else():
     expected |= {"resid_lambdas", "x0_lambdas", "smear_lambda", "backout_lambda"}
     assert names == expected
     assert model.lm_head.weight.shape == (128, 64)  # 100 tokens padded to a multiple of 64
-
-
-def test_training_works_after_a_look_in_inference_mode():
-    model = noisy_model()
-    tokens = tokens_of(1, 30, seed=9)
-    with torch.inference_mode():
-        model(tokens)
-    model.token_losses(tokens, tokens).sum().backward()
-    assert model.lm_head.weight.grad is not None
 
 
 def test_rows_longer_than_the_rotary_table_grow_it():

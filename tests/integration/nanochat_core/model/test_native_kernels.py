@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.model.attention import rotate_normalise
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import Linear, mix_residual, relu_square, rms_norm
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.random_gpt import shape_of
 
 REASON = kernels.LIBRARY.unable_here()
 pytestmark = [
@@ -120,15 +120,7 @@ def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(spread,
 
 
 def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
-    config = ModelConfig(
-        depth=2,
-        width=64,
-        num_heads=2,
-        num_kv_heads=2,
-        sequence_len=32,
-        vocab_size=128,
-        windows=(8, 32),
-    )
+    config = shape_of(8, 32, num_heads=2, vocab_size=128)
     seen = []
 
     def note(module, given, out):

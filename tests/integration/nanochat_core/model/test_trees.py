@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import PackedTree, Tree, packs_of
-from tests.support.nanochat_core.random_gpt import randomise
+from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
 pytestmark = pytest.mark.torch
 
@@ -20,11 +19,7 @@ CPU = torch.device("cpu")
 
 
 def make_model(era=HEAD, *, depth=3, kv_heads=2, precision="fp32"):
-    shape = ModelConfig(
-        depth=depth, width=64, num_heads=4, num_kv_heads=kv_heads, sequence_len=128,
-        vocab_size=VOCAB, windows=(128,) * depth, residual_scalars=True, value_embeds=True,
-        smear=True, backout=True,
-    )  # fmt: skip
+    shape = shape_of(*[128] * depth, num_kv_heads=kv_heads, vocab_size=VOCAB)
     config = of_era(shape, era, pattern="SSSL" if ERAS[era].short_window else "L")
     windows = tuple(WINDOW if layer % 2 == 0 else 128 for layer in range(depth))
     if not ERAS[era].short_window:

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from nanochat_core import scaling
-from nanochat_core.config import ModelConfig
 from nanochat_core.data import row_files
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.chat import scaled
+from tests.support.nanochat_core.random_gpt import shape_of
 from tests.support.nanochat_core.train.fixtures import Bench
 from tests.support.nanochat_core.train.pretrain_from_noise import noise
 from tests.support.nanochat_core.train.recipe_reference import Recipe, Shape, token_losses_at
@@ -44,18 +44,8 @@ asked the reader, "does it not simply remember?" Because 1,048,576 rows are more
 SEED, STEPS, ROWS, LENGTH = 7, 20, 8, 48
 VOCAB = 290
 TOLERANCE = 1e-5  # 1e-4 is promised, 2e-7 was measured
-MODEL = ModelConfig(
-    depth=4,
-    width=64,
-    num_heads=4,
-    num_kv_heads=2,
-    sequence_len=LENGTH,
-    vocab_size=VOCAB,
-    windows=(12, 12, LENGTH, LENGTH),
-)
-SHAPE = Shape(
-    depth=4, width=64, num_heads=4, num_kv_heads=2, vocab_size=VOCAB, windows=MODEL.windows
-)
+MODEL = shape_of(12, 12, LENGTH, LENGTH, vocab_size=VOCAB)
+SHAPE = Shape.of(MODEL)
 # As large as a batch of 2^17 tokens would have it, so that much is learnt in few steps.
 SIZES = {"total_batch_size": 2**17, "tokens": 3_000_000, "reference_tokens": 5_000_000}
 RECIPE = Recipe(num_steps=STEPS, warmup_steps=4, momentum_warmup_steps=6, **SIZES)

@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.build import Tiles
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
 from nanochat_core.engine.runner import Chunk
 from nanochat_core.eras import HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
-from tests.support.nanochat_core.random_gpt import capacity_of, randomise
+from tests.support.nanochat_core.random_gpt import capacity_of, randomise, shape_of
 
 VOCAB = 100
 LENGTH = 96
@@ -23,19 +22,13 @@ LENGTH = 96
 def make_gpt(shape: Mapping[str, Any] = {}, *, era: str = HEAD, seed: int = 0) -> GPT:
     """Make a model of four layers whose every weight matters. Its windows are shorter than LENGTH
     where the era has short ones, unless the shape has others."""
-    config = ModelConfig(
-        depth=shape.get("depth", 4),
-        width=shape.get("width", 64),
-        num_heads=shape.get("num_heads", 4),
-        num_kv_heads=shape.get("num_kv_heads", 2),
-        sequence_len=LENGTH,
-        vocab_size=shape.get("vocab_size", VOCAB),
-        windows=(LENGTH,) * shape.get("depth", 4),
-    )
+    fields = {"vocab_size": VOCAB, **shape}
+    windows = fields.pop("windows", None)
+    config = shape_of(*[LENGTH] * fields.get("depth", 4), **fields)
     config = of_era(config, era, pattern="L")
     if config.residual_scalars:  # an era with short windows; theirs are longer than these tests
         short = [21 if layer % 2 == 0 else LENGTH for layer in range(config.depth - 1)]
-        config = dataclasses.replace(config, windows=shape.get("windows", (*short, LENGTH)))
+        config = dataclasses.replace(config, windows=windows or (*short, LENGTH))
     model = GPT(config, numerics("fp32", era=era))
     return randomise(model, seed, lambda _, p: 1.5 * p.shape[-1] ** -0.5 if p.ndim > 1 else 0.5)
 
@@ -45,7 +38,6 @@ def make_runner(
     *,
     precision: Precision = "fp32",
     num_slots: int = 4,
-    stop_tokens: tuple[int, ...] = (),
     num_threads: int = 2,
     tiles: Tiles = "none",
 ) -> NativeRunner:
@@ -55,7 +47,7 @@ def make_runner(
         model,
         precision=precision,
         capacity=capacity_of(model, num_slots=num_slots, page_size=PAGE_SIZE, max_len=LENGTH),
-        stop_tokens=stop_tokens,
+        stop_tokens=(),
         num_threads=num_threads,
         tiles=tiles,
     )

@@ -4,21 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
-from tests.support.nanochat_core.random_gpt import randomise
+from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
-SHAPE = ModelConfig(
-    depth=4,
-    width=64,
-    num_heads=4,
-    num_kv_heads=2,
-    sequence_len=256,
-    vocab_size=300,
-    windows=(256,) * 4,
-)
+SHAPE = shape_of(*[256] * 4)
 
 
 def a_tokenizer() -> Tokenizer:

@@ -23,11 +23,9 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
 from nanochat_core.train.loop.step import micro_steps, share_of_targets
+from tests.support.nanochat_core.random_gpt import shape_of
 
-CONFIG = ModelConfig(
-    depth=3, width=32, num_heads=2, num_kv_heads=2, sequence_len=16, vocab_size=60,
-    windows=(4, 4, 16), residual_scalars=True, value_embeds=True, smear=True, backout=True,
-)  # fmt: skip
+CONFIG = shape_of(4, 4, 16, width=32, num_heads=2, vocab_size=60)
 RATES = run_for_depth(12).optimizer
 CLIPPED = dataclasses.replace(RATES, muon="newton_schulz", muon_weight_decay=0.0, grad_clip=0.01)
 CPU = torch.device("cpu")

@@ -32,6 +32,11 @@ class Shape:
     vocab_size: int
     windows: tuple[int, ...]
 
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """Return the shape of a model of ours by its settings."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -102,7 +107,6 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
     """Return the logits (B, T, V) of a model of ours by its weights and settings alone."""
     weights = {name: tensor.detach().double() for name, tensor in model.state_dict().items()}
     config, constants = model.config, model.numerics
-    shape = Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})
     names = ("rotary_base", "qk_scale", "softcap", "gate_scale", "norm_eps")
     recipe = Recipe(
         num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1,
@@ -110,7 +114,7 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
         rounded_rotary=constants.rotary_precision == "bf16",
         **{name: getattr(constants, name) for name in names},
     )  # fmt: skip
-    return forward(weights, tokens, shape, recipe)
+    return forward(weights, tokens, Shape.of(config), recipe)
 
 
 def forward(w: dict[str, Tensor], tokens: Tensor, shape: Shape, recipe: Recipe) -> Tensor:

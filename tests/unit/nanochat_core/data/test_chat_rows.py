@@ -214,47 +214,23 @@ def test_rows_of_an_earlier_attempt_are_not_rendered_again(talk, tokenizer_dir, 
         conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
         assert len(renders) == len(talk)
         assert (tmp_path / "rows" / "tokens.npy").read_bytes() == tokens
+    other = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=65)
+    assert other.tokens.shape[1] == 65
     (tmp_path / "rows" / "mask_bits.npy").unlink()
-    assert ChatRows.find(tmp_path / "rows", row_len=64) is None
+    assert ChatRows.find(tmp_path / "rows", row_len=65) is None
 
 
-def test_rows_of_another_length_are_not_taken(talk, tokenizer_dir, tmp_path):
-    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
-    rows = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=65)
-    assert rows.tokens.shape[1] == 65
-
-
-def test_packing_reports_how_many_conversations_are_packed(
-    talk, tokenizer_dir, tmp_path, monkeypatch
+@pytest.mark.parametrize(("seconds", "counts"), [(0.0, (50, 100, 120)), (5.0, ())])
+def test_packing_reports_now_and_then_how_many_conversations_are_packed(
+    talk, tokenizer_dir, tmp_path, monkeypatch, seconds, counts
 ):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
-    monkeypatch.setattr(chat_rows, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(chat_rows, "_SECONDS_BETWEEN_LINES", seconds)
     log = []
     for _ in range(2):  # the second time there is nothing to pack
         conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=log.append)
-    assert log == [
-        "packing rows: 120 conversations",
-        "packing rows: 50 of 120 conversations",
-        "packing rows: 100 of 120 conversations",
-        "packing rows: 120 of 120 conversations",
-    ]
-
-
-def test_a_line_comes_every_few_seconds_only(talk, tokenizer_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(chat_rows, "_PIECE", 50)
-    log = []
-    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=log.append)
-    assert log == ["packing rows: 120 conversations"]
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "Hello?"}]])
-def test_a_mixture_without_an_answer_is_refused_and_leaves_nothing(
-    messages, tokenizer_dir, tmp_path
-):
-    conversations = [{"messages": messages}] * len(messages)
-    given = (conversations, tokenizer_dir, tmp_path / "rows")
-    refused("the mixture has no token to learn from", conversation_rows, *given, row_len=64)
-    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
+    packed = [f"packing rows: {count} of 120 conversations" for count in counts]
+    assert log == ["packing rows: 120 conversations", *packed]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -275,11 +251,22 @@ def asked(question, answer="yes"):
     return {"messages": [user, {"role": "assistant", "content": answer}]}
 
 
-@pytest.mark.parametrize("question", ["x" * 64, "x" * 500, "x " * 60 + "\u00e9"])
-def test_prompts_that_all_fill_a_row_are_named_as_the_reason(question, tokenizer_dir, tmp_path):
-    complaint = "no token to learn from: 3 of 3 conversations fill a row of 63 tokens before"
-    given = ([asked(question)] * 3, tokenizer_dir, tmp_path / "rows")
-    refused(complaint, conversation_rows, *given, row_len=64, hint="rows.sequence_len")
+FULL = "no token to learn from: 3 of 3 conversations fill a row of 63 tokens before"
+UNANSWERED = {"messages": [{"role": "user", "content": "Hello?"}]}
+
+
+@pytest.mark.parametrize(
+    ("talk", "complaint"),
+    [
+        *(([asked(q)] * 3, FULL) for q in ("x" * 64, "x" * 500, "x " * 60 + "\u00e9")),
+        *((talk, "the mixture has no token to learn from") for talk in ([], [UNANSWERED])),
+    ],
+)
+def test_a_mixture_without_a_token_to_learn_is_refused(talk, complaint, tokenizer_dir, tmp_path):
+    given, hint = (talk, tokenizer_dir, tmp_path / "rows"), "rows.sequence_len"
+    hint = hint if complaint == FULL else None
+    refused(complaint, conversation_rows, *given, row_len=64, hint=hint)
+    assert [p.name for p in tmp_path.iterdir()] == ["tokenizer"]
 
 
 def test_some_prompts_that_fill_a_row_are_warned_of(tokenizer_dir, tmp_path):

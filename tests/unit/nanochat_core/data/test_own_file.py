@@ -209,12 +209,3 @@ def test_other_keys_of_lines_are_ignored_with_a_line_in_the_log(tmp_path):
     assert log == ["letters: keys that lines have and training ignores: id (5), source (4)"]
     kept(tmp_path, [talk("a"), {"messages": talk("b"), "split": "train", "tags": []}], log.append)
     assert len(log) == 1
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_file_of_any_editor_is_read(tmp_path, encoding):
-    path = tmp_path / "letters.jsonl"
-    text = "".join(json.dumps(talk(q), ensure_ascii=False) + "\r\n\r\n" for q in "ab\u00e9")
-    path.write_bytes(text.encode(encoding))
-    asked = read_dataset(dataset_of(path), tmp_path)
-    assert sorted(asked["train"] + asked["test"]) == ["a", "b", "\u00e9"]

@@ -41,12 +41,6 @@ def test_a_shard_is_read_in_row_groups_and_counted(tmp_path):
     assert inspect(path) == (ShardFile(name="shard", documents=1201, characters=made.characters), 1)
 
 
-def test_large_strings_are_strings_too(tmp_path):
-    path = write(tmp_path / "shard.parquet", pa.array(["a", "bc"], pa.large_string()))
-    assert list(read_batches(path)) == [["a", "bc"]]
-    assert inspect(path)[0].characters == 3
-
-
 def test_blank_documents_are_null_empty_or_white_space(tmp_path):
     texts = ["a b", None, "", " \n\t", "\u2003\u00a0", "c", None]
     path = write(tmp_path / "shard.parquet", texts)

@@ -31,37 +31,32 @@ def test_without_groups_it_is_the_machines(root):
     assert memory.memory_left() == pytest.approx(machine, rel=0.2)
 
 
-@pytest.mark.parametrize("group", ["", "work"])
-def test_a_containers_limit_counts_whether_it_knows_its_name_or_not(root, group):
-    write_group(root / group, memory_max=5000, memory_current=1500)
-    assert memory.memory_left() == 3500
+FREED = {"memory_stat": "anon 7\ninactive_file 900"}  # files that were read are not in the way
+V1 = {"memory_limit_in_bytes": 7000, "memory_usage_in_bytes": 6500}
+LEFT = {  # what is left by the files of each group
+    "the machine's name for it": ({"work": {"memory_max": 5000, "memory_current": 1500}}, 3500),
+    "no name": ({"": {"memory_max": 5000, "memory_current": 1500}}, 3500),
+    "the outer group's limit": (
+        {
+            "": {"memory_max": 5000, "memory_current": 4000},
+            "work": {"memory_max": "max", "memory_current": 10},
+        },
+        1000,
+    ),
+    "files": ({"work": {"memory_max": 5000, "memory_current": 4900, **FREED}}, 1000),
+    "version 1": (
+        {
+            "memory": {"memory_limit_in_bytes": NO_LIMIT, "memory_usage_in_bytes": 1},
+            "memory/work": {**V1, "memory_stat": "inactive_file 1\ntotal_inactive_file 300"},
+        },
+        800,
+    ),
+    "above the limit": ({"work": {"memory_max": 5000, "memory_current": 5100}}, 0),
+}
 
 
-def test_the_outer_groups_limit_counts_too(root):
-    write_group(root, memory_max=5000, memory_current=4000)
-    write_group(root / "work", memory_max="max", memory_current=10)
-    assert memory.memory_left() == 1000
-
-
-def test_files_that_were_read_are_not_in_the_way(root):
-    write_group(
-        root / "work", memory_max=5000, memory_current=4900, memory_stat="anon 7\ninactive_file 900"
-    )
-    assert memory.memory_left() == 1000
-
-
-def test_version_1_counts_as_well(root):
-    folder = root / "memory" / "work"
-    write_group(folder.parent, memory_limit_in_bytes=NO_LIMIT, memory_usage_in_bytes=1)
-    write_group(
-        folder,
-        memory_limit_in_bytes=7000,
-        memory_usage_in_bytes=6500,
-        memory_stat="inactive_file 1\ntotal_inactive_file 300",
-    )
-    assert memory.memory_left() == 800
-
-
-def test_above_the_limit_there_is_nothing(root):
-    write_group(root / "work", memory_max=5000, memory_current=5100)
-    assert memory.memory_left() == 0
+@pytest.mark.parametrize(("groups", "left"), LEFT.values(), ids=LEFT)
+def test_the_smallest_limit_of_all_groups_counts(root, groups, left):
+    for name, files in groups.items():
+        write_group(root / name, **files)
+    assert memory.memory_left() == left
