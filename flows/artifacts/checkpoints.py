@@ -62,18 +62,16 @@ def send(
     arrived incomplete.
     """
     check_lease()  # only saves work: the call right before the commit decides
-    commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
-    attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
-    committed: dict[str, Any] = commit["files"]
+    commit = _commit(directory)
     here = f"{place_of(job, commit['step'])}/"  # equal files of an older step go with that step
+    attempt = f"{here}{uuid.uuid4().hex[:12]}"
     known = {(f.path, f.size, f.sha256): f for f in there if f.key.startswith(here)}
     files: list[File] = []
-    for name, item in committed.items():
-        file = known.get((name, item["size"], item["sha256"]))
+    for name, item in commit["files"].items():
+        size, sha256 = item["size"], item["sha256"]
+        file = known.get((name, size, sha256))
         if file is None:
-            file = File(
-                path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}"
-            )
+            file = File(path=name, size=size, sha256=sha256, key=f"{attempt}/{name}")
             store.upload(file.key, directory / name, on_bytes=lambda _: check_wanted())
         files.append(file)
     files += _send_records(store, job, attempt)
@@ -129,17 +127,16 @@ def restore(store: Store, job: Job, *, log: Log) -> None:
     """
     check_checkpoints(job.checkpoints)
     _drop_parts(job)
-    stored = committed(store, _root(job))
     # All of them, before any work: checkpoints saved from here on prune the older steps.
-    for _, place in stored:
-        _check_format(store, place)
-    for step, place in stored:
+    stored = [(step, _open(store, place)) for step, place in committed(store, _root(job))]
+    for step, found in stored:
         local = job.checkpoints / f"step-{step:07d}"
         # Steps are zero-padded in names, so paths compare as steps do.
         if any(d >= local and is_whole(d) for d in job.checkpoints.glob("step-*")):
             return
         try:
-            found = open_record(store, place)
+            if isinstance(found, ArtifactError):
+                raise found
             log(f"fetching checkpoint step {found.step}/{found.total} from the store")
             with writing(local, StageError):
                 _fetch(store, found, local, job)
@@ -203,9 +200,13 @@ def is_stored(store: Store, job: Job, directory: Path) -> bool:
     return any(_digest(found.commit) == commit for found in stored)
 
 
+def _commit(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / COMMIT).read_text(encoding="utf-8"))
+
+
 def commit_of(directory: Path) -> str:
     """Return a digest that identifies a whole local checkpoint among others of its step."""
-    return _digest(json.loads((directory / COMMIT).read_text(encoding="utf-8")))
+    return _digest(_commit(directory))
 
 
 def step_of(directory: Path) -> int:
@@ -216,7 +217,7 @@ def step_of(directory: Path) -> int:
 def is_of_last_step(directory: Path) -> bool:
     """Return True if the job has no step left to do after this local checkpoint."""
     try:
-        commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
+        commit = _commit(directory)
     except FileNotFoundError:  # the job dropped it meanwhile
         return False
     return commit["step"] >= commit["total"]
@@ -237,7 +238,7 @@ def _drop_parts(job: Job) -> None:
     """Remove checkpoints that lack files: one node's part of those of several nodes."""
     for directory in list(job.checkpoints.glob("step-*")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
+            commit = _commit(directory)
             if not all((directory / name).exists() for name in commit["files"]):
                 shutil.rmtree(directory)
 
@@ -245,7 +246,7 @@ def _drop_parts(job: Job) -> None:
 def is_whole(directory: Path) -> bool:
     """Return whether a local directory is a checkpoint, every byte as it was committed."""
     try:
-        commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
+        commit = _commit(directory)
         return all(
             sha256_of(directory / name) == item["sha256"] for name, item in commit["files"].items()
         )
@@ -253,17 +254,13 @@ def is_whole(directory: Path) -> bool:
         return False
 
 
-def _ref(job: Job) -> ArtifactRef:
-    return ArtifactRef(job.stage, job.fingerprint)
-
-
 def _root(job: Job) -> str:
-    return _ref(job).checkpoints_prefix
+    return ArtifactRef(job.stage, job.fingerprint).checkpoints_prefix
 
 
 def place_of(job: Job, step: int) -> str:
     """Return the prefix of the store's keys for a job's checkpoint of `step`."""
-    return _ref(job).checkpoint_prefix(step)
+    return ArtifactRef(job.stage, job.fingerprint).checkpoint_prefix(step)
 
 
 def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:
@@ -299,15 +296,20 @@ def _steps(store: Store, job: Job) -> list[int]:
     return list(dict.fromkeys(int(found[1]) for found in map(PLACE.match, keys) if found))
 
 
-def _check_format(store: Store, place: str) -> None:
-    """Raise StageError if the checkpoint or its record is of another format; damage passes."""
+def _open(store: Store, place: str) -> StoredCheckpoint | ArtifactError:
+    """Return the checkpoint at `place`, or why its record is damaged.
+
+    Raises StageError if it, or its record, is of another format.
+    """
     try:
-        check_format(open_record(store, place).commit.get("format"), where=f"{store.url}/{place}")
+        found = open_record(store, place)
+        check_format(found.commit.get("format"), where=f"{store.url}/{place}")
+        return found
     except OtherFormat as error:
         hint = "resume with that version, or start again: `nanochat run PROFILE --force STAGE`"
         raise StageError(str(error), hint=hint) from error
-    except ArtifactError:
-        return
+    except ArtifactError as error:
+        return error
 
 
 def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None:
@@ -326,23 +328,18 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
                 os.fsync(fetched.fileno())  # before the rename that makes the directory count
         write_json(fresh / COMMIT, found.commit)
         # The records move before the rename: a checkpoint that counts must not lack its events.
-        for name in _RECORDS:
-            if (fresh / name).exists():
-                _give_back(fresh / name, job.directory / name)
+        # One of this machine's own is not replaced.
+        for record, own in ((fresh / name, job.directory / name) for name in _RECORDS):
+            if own.exists() and own.stat().st_size:
+                record.unlink(missing_ok=True)
+            elif record.exists():
+                record.replace(own)
         # A crash between the next two lines costs one more fetch: the store still has it.
         shutil.rmtree(local, ignore_errors=True)
         fresh.rename(local)
         sync_directory(local.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _give_back(record: Path, target: Path) -> None:
-    """Move a record that was fetched to the job, unless this machine has one of its own."""
-    if target.exists() and target.stat().st_size:
-        record.unlink()
-    else:
-        record.replace(target)
 
 
 def _remove(store: Store, place: str) -> None:

@@ -141,8 +141,7 @@ def write_run(store: Store, run: Run) -> None:
 def find_run(store: Store, run: str) -> Run | None:
     """Return the record of a run by its id, or None. Raises ArtifactError if it is damaged."""
     key = f"runs/{run}.json"
-    what = "the record of a run"
-    found = find_record(store, key, Run, format=FORMAT, what=what, mend="delete it")
+    found = find_record(store, key, Run, format=FORMAT, what="the record of a run")
     if found is not None and found.run != run:
         raise ArtifactError(
             f"{store.url}/{key} is the record of run {found.run}",

@@ -9,7 +9,7 @@ of the names that are read from a group which may have others too.
 import datetime
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import (
@@ -26,11 +26,14 @@ from typing import (
     is_typeddict,
 )
 
-from flows.identity.records import find_document, repair_hint, shorten
-from infra.storage.base import Store, check_key
+from flows.identity.records import OtherFormat, decode_record, repair_hint, shorten
+from infra.retry import TRIES, RetryPolicy, until_answered
+from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject, check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
 _R = TypeVar("_R")
+_T = TypeVar("_T")
+_AT_ONCE = RetryPolicy(tries=TRIES, first_wait=0.0)  # the network may have damaged an answer
 _MAX_INTEGER = 2**63  # programs that read our JSON, and tables, have no larger integers
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
@@ -79,11 +82,50 @@ def find_record(
 ) -> _R | None:
     """Return the record at `key`. None means that the store has answered: no such object.
 
-    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
+    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged; `what`
+    and `mend` are those of `read_record`.
     """
-    tree = find_document(store, key, format=format)
     where = f"{store.url}/{key}"
-    return None if tree is None else read_record(kind, tree, where=where, what=what, mend=mend)
+    found = _find(lambda: (store.get(key), None), kind, where, format, what, mend)
+    return found and found[0]
+
+
+def find_versioned(
+    store: Store, key: str, kind: type[_R], *, format: int, what: str, mend: str
+) -> tuple[_R, VersionedObject] | None:
+    """Return the record at `key` as `find_record` does, with the object's version and age."""
+
+    def ask() -> tuple[bytes, VersionedObject]:
+        stored = store.get_stored(key)
+        return stored.data, stored
+
+    return _find(ask, kind, f"{store.url}/{key}", format, what, mend)
+
+
+def _find(
+    ask: Callable[[], tuple[bytes, _T]],
+    kind: type[_R],
+    where: str,
+    format: int,
+    what: str,
+    mend: str | None,
+) -> tuple[_R, _T] | None:
+    def read() -> tuple[dict[str, Any], _T]:
+        data, more = ask()
+        return decode_record(data, format=format, where=where), more
+
+    try:
+        tree, more = until_answered(read, ArtifactError, policy=_AT_ONCE)
+    except ObjectNotFound:
+        return None
+    except BadObject as error:
+        raise ArtifactError(str(error), hint=error.hint) from error
+    except OtherFormat:
+        raise
+    except ArtifactError as error:
+        error.hint = repair_hint(mend) if mend else error.hint
+        raise
+    return read_record(kind, tree, where=where, what=what, mend=mend), more
 
 
 def read_record(

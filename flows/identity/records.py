@@ -5,19 +5,15 @@ and a record, unlike a file of an artifact, is covered by no manifest: so it car
 """
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from flows.identity.fingerprint import fingerprint_of
-from infra.retry import TRIES, RetryPolicy, until_answered
-from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
 
-_T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
 _LARGEST = 1e300
 _MAX_SHOWN = 40  # characters of a value in an error
-_AT_ONCE = RetryPolicy(tries=TRIES, first_wait=0.0)  # the network may have damaged an answer
 _DEEPEST = 64  # levels of nesting; readers and writers of JSON recurse
 
 
@@ -104,37 +100,6 @@ def _check_values(tree: Any) -> None:
             return
         level = below
     raise ValueError(_TOO_DEEP)
-
-
-def find_document(store: Store, key: str, *, format: int) -> dict[str, Any] | None:
-    """Return the record at `key`. None means that the store has answered: no such object.
-
-    Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
-    """
-    where = f"{store.url}/{key}"
-    return _read_whole(lambda: decode_record(store.get(key), format=format, where=where))
-
-
-def find_stored(
-    store: Store, key: str, *, format: int
-) -> tuple[dict[str, Any], VersionedObject] | None:
-    """Return the record at `key` as `find_document` does, with the object's version and age."""
-
-    def read() -> tuple[dict[str, Any], VersionedObject]:
-        stored, where = store.get_stored(key), f"{store.url}/{key}"
-        return decode_record(stored.data, format=format, where=where), stored
-
-    return _read_whole(read)
-
-
-def _read_whole(read: Callable[[], _T]) -> _T | None:
-    """Return what `read` returns, or None if there is no object. Retries a damaged answer."""
-    try:
-        return until_answered(read, ArtifactError, policy=_AT_ONCE)
-    except ObjectNotFound:
-        return None
-    except BadObject as error:
-        raise ArtifactError(str(error), hint=error.hint) from error
 
 
 def repair_hint(then: str) -> str:

@@ -10,14 +10,18 @@ find the first artifact again.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flows.identity.record_types import Count, read_record
-from flows.identity.records import encode_record, find_document, find_stored, repair_hint
+from flows.identity.record_types import Count, find_record, find_versioned
+from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError
 
 FORMAT = 1
-_MEND = "delete it; plans then find the recipe's first artifact until its stage is forced again"
+_ABOUT: Any = {
+    "format": FORMAT,
+    "what": "a redo counter",
+    "mend": "delete it; plans then find the recipe's first artifact until its stage is forced "
+    "again",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +35,7 @@ class RedoCounter:
 
 def find_redo(store: Store, recipe: ArtifactRef) -> RedoCounter:
     """Return a recipe's counter. Raises StoreError, ArtifactError if it is damaged."""
-    try:
-        tree = find_document(store, recipe.redo_key, format=FORMAT)
-    except ArtifactError as error:
-        error.hint = repair_hint(_MEND)
-        raise
-    return RedoCounter() if tree is None else _read(store, recipe, tree)
+    return find_record(store, recipe.redo_key, RedoCounter, **_ABOUT) or RedoCounter()
 
 
 def raise_redo(store: Store, recipe: ArtifactRef, known: RedoCounter, wanted: RedoCounter) -> None:
@@ -45,13 +44,8 @@ def raise_redo(store: Store, recipe: ArtifactRef, known: RedoCounter, wanted: Re
     Else another process was quicker: the caller reads the counter again and decides again.
     """
     key, data = recipe.redo_key, encode_record(asdict(wanted), format=FORMAT)
-    found = find_stored(store, key, format=FORMAT)
+    found = find_versioned(store, key, RedoCounter, **_ABOUT)
     if found is None and known == RedoCounter():
         store.put_if_absent(key, data)
-    elif found is not None and _read(store, recipe, found[0]) == known:
+    elif found is not None and found[0] == known:
         store.put_if_same(key, data, version=found[1].version)
-
-
-def _read(store: Store, recipe: ArtifactRef, tree: dict[str, Any]) -> RedoCounter:
-    where = f"{store.url}/{recipe.redo_key}"
-    return read_record(RedoCounter, tree, where=where, what="a redo counter", mend=_MEND)

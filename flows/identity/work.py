@@ -5,12 +5,12 @@ Two builds are compared only if their `kind` is equal; their times are then in p
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-from flows.stages import CHAT_EVALS, Stage
-from nanochat_core.config import ChatTrainConfig, RunConfig
+from flows.stages import Stage
+from nanochat_core.config import RunConfig
 from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.scaling import CHARS_PER_SHARD, flops_per_token
 
@@ -23,102 +23,68 @@ class Work:
     amount: float  # of any unit
 
 
-_Parts: TypeAlias = tuple[Sequence[Any], float]  # of the kind, and the amount
-
-
 def measure_work(stage: Stage, run: RunConfig) -> Work:
     """Return the work of `stage` in `run`.
 
-    A stage that the table below lacks is comparable with builds of the same settings alone.
+    A stage that has no measure here is comparable with builds of the same settings alone.
     """
-    measure = _MEASURES.get(stage.name)
-    if measure is None:
-        tree = run.tree()
-        parts, amount = [tree["model"], *(tree[section] for section in stage.config)], 1.0
-    else:
-        parts, amount = measure(run)
-    return Work(kind=json.dumps(parts), amount=amount)
+    measure = _measure_data if stage.model is None and stage.compute == "cpu" else _measure_model
+    kind, amount = measure(stage.name, run) or (
+        [run.tree()["model"], *(run.tree()[section] for section in stage.config)],
+        1.0,
+    )
+    return Work(kind=json.dumps(kind), amount=float(amount))
 
 
-def _model(run: RunConfig) -> tuple[str, float]:
-    """Return the precision, and the FLOPs of a token."""
-    return run.numerics.precision, float(flops_per_token(run.model, run.numerics))
+def _measure_data(stage: str, run: RunConfig) -> tuple[Sequence[Any], float] | None:
+    """Return kind and amount of a stage that reads text or examples; None if it has no measure."""
+    shards, data, characters = run.shards, run.task_data, 1.0
+    # The characters of the text where they are known; any other text is of its own kind.
+    text: list[Any] = [shards.source, shards.path, shards.revision, *shards.snapshot]
+    if is_known := shards.source in DATASETS:
+        text, characters = ["shards"], float(shards.num_shards * CHARS_PER_SHARD)
+    match stage:
+        case "shards" | "tokens":
+            return text, characters
+        case "rows":
+            return [*text, run.rows.policy], characters
+        case "tokenizer":
+            size, limit = run.tokenizer.vocab_size, run.tokenizer.max_chars
+            kind = [*text, size] if is_known else [*text, size, limit]
+            return kind, min(characters, limit)
+        case "task_data":
+            counts = [count for d in data.datasets for count in (d.num_train, d.num_test)]
+            known = [count for count in counts if count is not None]
+            if len(known) < len(counts):  # all examples of a dataset: how many, only its files say
+                return [data.canonical()], 1.0
+            return [data.core_bundle, *(d.name for d in data.datasets)], max(1, sum(known))
+        case "report":
+            return [], 1.0
+        case _:
+            return None
 
 
-def _text(run: RunConfig) -> _Parts:
-    """The characters of the text where they are known; any other text is of its own kind."""
-    shards = run.shards
-    if shards.source in DATASETS:
-        return ["shards"], float(shards.num_shards * CHARS_PER_SHARD)
-    return [shards.source, shards.path, shards.revision, *shards.snapshot], 1.0
-
-
-def _task_data(run: RunConfig) -> _Parts:
-    config = run.task_data
-    counts = [count for d in config.datasets for count in (d.num_train, d.num_test)]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):  # all examples of a dataset: how many, only its files say
-        return [config.canonical()], 1.0
-    return [config.core_bundle, *(d.name for d in config.datasets)], float(max(1, sum(known)))
-
-
-def _tokenizer(run: RunConfig) -> _Parts:
-    kind, characters = _text(run)
-    config = run.tokenizer
-    if run.shards.source in DATASETS:
-        return [*kind, config.vocab_size], min(characters, config.max_chars)
-    return [*kind, config.vocab_size, config.max_chars], 1.0
-
-
-def _rows(run: RunConfig) -> _Parts:
-    kind, characters = _text(run)
-    return [*kind, run.rows.policy], characters
-
-
-def _pretrain(run: RunConfig) -> _Parts:
-    precision, flops = _model(run)
-    return [precision], flops * run.pretrain.num_steps * run.pretrain.total_batch_size
-
-
-def _base_eval(run: RunConfig) -> _Parts:
-    precision, flops = _model(run)
-    config = run.base_eval
-    has_core = run.task_data.core_bundle is not None
-    return [precision, has_core, config.core_max_per_task, config.eval_tokens], flops
-
-
-def _chat_training(run: RunConfig, config: ChatTrainConfig) -> _Parts:
-    precision, flops = _model(run)
-    mixture = [entry.canonical() for entry in config.mixture]
-    tasks = {entry.task for entry in config.mixture if entry.num_examples is None}
-    whole = [d.canonical() for d in run.task_data.datasets if d.name in tasks]
-    return [precision, mixture, whole], flops * config.num_epochs
-
-
-def _rl(run: RunConfig) -> _Parts:
-    precision, flops = _model(run)
-    config = run.rl
-    answers = config.num_steps * config.examples_per_step * config.samples_per_example
-    kind = [precision, config.task, config.rollout_precision, config.updates_per_batch]
-    return kind, flops * answers * config.max_new_tokens
-
-
-def _chat_eval(run: RunConfig) -> _Parts:
-    precision, flops = _model(run)
-    return [precision, *(task.canonical() for task in run.chat_eval.tasks)], flops
-
-
-_MEASURES: Mapping[str, Callable[[RunConfig], _Parts]] = {
-    "shards": _text,
-    "task_data": _task_data,
-    "tokenizer": _tokenizer,
-    "tokens": _text,
-    "rows": _rows,
-    "pretrain": _pretrain,
-    "base_eval": _base_eval,
-    "midtrain": lambda run: _chat_training(run, run.midtrain),
-    "sft": lambda run: _chat_training(run, run.sft),
-    "rl": _rl,
-    "report": lambda run: ([], 1.0),
-    **{stage.name: _chat_eval for stage in CHAT_EVALS},
-}
+def _measure_model(stage: str, run: RunConfig) -> tuple[Sequence[Any], float] | None:
+    """Return kind and amount of a stage that runs a model; None if it has no measure."""
+    precision, flops = run.numerics.precision, flops_per_token(run.model, run.numerics)
+    match stage:
+        case "pretrain":
+            return [precision], flops * run.pretrain.num_steps * run.pretrain.total_batch_size
+        case "base_eval":
+            has_core, limits = run.task_data.core_bundle is not None, run.base_eval
+            return [precision, has_core, limits.core_max_per_task, limits.eval_tokens], flops
+        case "midtrain" | "sft":
+            config = run.sft if stage == "sft" else run.midtrain
+            mixture = [entry.canonical() for entry in config.mixture]
+            tasks = {entry.task for entry in config.mixture if entry.num_examples is None}
+            whole = [d.canonical() for d in run.task_data.datasets if d.name in tasks]
+            return [precision, mixture, whole], flops * config.num_epochs
+        case "rl":
+            rl = run.rl
+            answers = rl.num_steps * rl.examples_per_step * rl.samples_per_example
+            kind = [precision, rl.task, rl.rollout_precision, rl.updates_per_batch]
+            return kind, flops * answers * rl.max_new_tokens
+        case _ if stage.startswith("chat_eval_"):
+            return [precision, *(task.canonical() for task in run.chat_eval.tasks)], flops
+        case _:
+            return None

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from flows.identity.record_types import Count, read_record
-from flows.identity.records import encode_record, find_stored
+from flows.identity.record_types import Count, find_versioned
+from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases.process import Process
 from flows.render.text import duration
@@ -110,12 +110,10 @@ def observe(
 ) -> tuple[LeaseHolder, VersionedObject] | None:
     """Return the last owner of the lease and the stored object, or None if there was no owner."""
     asked = observer.clock() if observer else 0.0
-    key = ref.lease_key
-    found = find_stored(store, key, format=FORMAT)
+    mend = "delete it when no process builds this, then run the command again"
+    found = find_versioned(store, ref.lease_key, Lease, format=FORMAT, what="a lease", mend=mend)
     if found is None:
         return None
-    tree, stored = found
-    mend = "delete it when no process builds this, then run the command again"
-    record = read_record(Lease, tree, where=f"{store.url}/{key}", what="a lease", mend=mend)
+    record, stored = found
     silence = observer.silence(record, asked=asked) if observer else stored.age
     return LeaseHolder(record=record, age=stored.age, silence=silence), stored

@@ -17,7 +17,7 @@ from flows.artifacts.checkpoints import (
     send,
     settle,
 )
-from flows.identity.records import find_document
+from flows.identity.records import decode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
@@ -176,7 +176,7 @@ def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there, 
 
     send_one(store, here, 100)
     key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = find_document(store, key, format=checkpoint_records.FORMAT)
+    tree = decode_record(store.get(key), format=checkpoint_records.FORMAT, where=key)
     tree["files"][0]["path"] = "../../evil"
     store.put(key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT))
     logged: list[str] = []
@@ -267,8 +267,7 @@ def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(store, here,
     for step in (100, 200):  # the older one: nothing may prune it
         send_one(store, here, step)
     key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = find_document(store, key, format=checkpoint_records.FORMAT)
-    assert tree
+    tree = decode_record(store.get(key), format=checkpoint_records.FORMAT, where=key)
     tree["commit"]["format"] += part == "commit"
     store.put(
         key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT + (part == "record"))

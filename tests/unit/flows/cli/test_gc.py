@@ -11,7 +11,7 @@ from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import find_tag, point
 from flows.cli.app import main
 from flows.gc.collect import FORMAT, MARK, make_claim
-from flows.identity.records import encode_record, find_document
+from flows.identity.records import decode_record, encode_record
 from flows.leases import held_lease
 from tests.support.flows.shelf import make_manifest, put_run, put_whole
 
@@ -32,7 +32,7 @@ def age(store, *, days):
 
 def age_marks(store, *, days):
     """Have the last collection lie some days back."""
-    tree = find_document(store, MARK, format=FORMAT)
+    tree = decode_record(store.get(MARK), format=FORMAT, where=MARK)
     marks = {name: seen - days * 86400 for name, seen in tree["marks"].items()}
     store.put(MARK, encode_record({"marks": marks}, format=FORMAT))
 

@@ -5,7 +5,9 @@ import pytest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.identity.manifest import FORMAT, Manifest
-from flows.identity.records import decode_record, encode_record, find_document, repair_hint
+from flows.identity.record_types import find_record
+from flows.identity.records import decode_record, encode_record, repair_hint
+from flows.identity.redo import RedoCounter
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.local import LocalStore
@@ -17,12 +19,12 @@ FINGERPRINT = "a" * 64
 
 def damaged(store: LocalStore) -> object:
     store.put("x.json", encode_record({"a": "hi"}, format=1).replace(b'"hi"', b'"ho"'))
-    return find_document(store, "x.json", format=1)
+    return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
 
 
 def cut(store: LocalStore) -> object:
     store.put("x.json", encode_record({"a": 1}, format=1)[:-5])
-    return find_document(store, "x.json", format=1)
+    return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
 
 
 def manifest_of_other_fields(store: LocalStore) -> object:
