@@ -9,11 +9,11 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from infra.polling import wait_until
 from infra.storage.base import (
@@ -39,7 +39,7 @@ from infra.storage.plain_files import (
 from nanochat_core.errors import StoreError, reason_of
 from nanochat_core.job import sync_directory
 
-_CHUNK = 1 << 20
+_BLOCK = 1 << 20  # bytes
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
 _UNFINISHED = re.compile(r"[0-9a-f]{32}")  # the names in it
 _SWAP_LOCK = "swap.lock"  # in it too
@@ -86,15 +86,13 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as temporary:
-            _write(temporary, data)
+        with self._written([data]) as temporary:
             self._replace(temporary, final)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as temporary:
-            _write(temporary, data)
+        with self._written([data]) as temporary:
             self._make_directory(final.parent)
             try:
                 os.link(temporary, final)  # unlike a rename, fails if the name exists
@@ -111,20 +109,21 @@ class LocalStore:
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as temporary:
-            _write(temporary, data)
-            with self._swapping(temporary.with_name(_SWAP_LOCK)):
-                try:
-                    found, _ = read_plain(final, limit=MAX_RECORD)
-                except NOT_THERE:
-                    self._check_reachable()  # or the object went with the disk
+        with (
+            self._written([data]) as temporary,
+            self._swapping(temporary.with_name(_SWAP_LOCK)),
+        ):
+            try:
+                found, _ = read_plain(final, limit=MAX_RECORD)
+            except NOT_THERE:
+                self._check_reachable()  # or the object went with the disk
+                return False
+            if found != data:
+                if _version(found) != version:
                     return False
-                if found != data:
-                    if _version(found) != version:
-                        return False
-                    temporary.replace(final)
-                sync_directory(final.parent)
-                return True
+                temporary.replace(final)
+            sync_directory(final.parent)
+            return True
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
@@ -164,13 +163,10 @@ class LocalStore:
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         final = self._path(key)
-        with path.open("rb") as source, self._writing(), self._temporary() as temporary:
-            with temporary.open("xb") as file:
-                while chunk := source.read(_CHUNK):
-                    file.write(chunk)
-                    on_bytes(len(chunk))
-                file.flush()
-                _seal(file.fileno())
+        with (
+            path.open("rb") as source,
+            self._written(_blocks(source, on_bytes)) as temporary,
+        ):
             self._replace(temporary, final)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
@@ -189,9 +185,7 @@ class LocalStore:
                 on_bytes(status.st_size)
                 return
             with replacing(path) as temporary, temporary.open("xb") as copy:
-                while chunk := object_.read(_CHUNK):
-                    copy.write(chunk)
-                    on_bytes(len(chunk))
+                copy.writelines(_blocks(object_, on_bytes))
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
@@ -201,9 +195,10 @@ class LocalStore:
             for path in list((self._root / _TEMPORARY).glob("*")):
                 if not _UNFINISHED.fullmatch(path.name):
                     continue
-                with contextlib.suppress(FileNotFoundError):  # its writer was quicker
+                # Its writer was quicker; or a directory, which is not ours.
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     if self._now() - path.lstat().st_mtime > older_than:
-                        _remove(path)
+                        path.unlink()
                         removed += 1
             self._check_reachable()
         return removed
@@ -243,7 +238,18 @@ class LocalStore:
         try:
             yield path
         finally:
-            _remove(path)
+            path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _written(self, blocks: Iterable[bytes]) -> Generator[Path]:
+        """Yield a path on the store's file system with these bytes, which are on the disk."""
+        with self._writing(), self._temporary() as path:
+            with path.open("xb") as file:
+                file.writelines(blocks)
+                file.flush()
+                os.fchmod(file.fileno(), 0o444)
+                os.fsync(file.fileno())
+            yield path
 
     @contextlib.contextmanager
     def _swapping(self, lock: Path) -> Generator[None]:
@@ -328,25 +334,10 @@ def _version(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        _seal(file.fileno())
-
-
-def _remove(path: Path) -> None:
-    """Remove a file, a link, or a directory and all in it; do nothing if it does not exist."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _seal(descriptor: int) -> None:
-    """Make an open file read-only and flush it to the disk."""
-    os.fchmod(descriptor, 0o444)
-    os.fsync(descriptor)
+def _blocks(file: BinaryIO, on_bytes: OnBytes) -> Iterator[bytes]:
+    while block := file.read(_BLOCK):
+        yield block
+        on_bytes(len(block))
 
 
 def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
@@ -354,15 +345,10 @@ def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
 
     Returns False if there can be no link, or if `source` is no longer the file that was `opened`.
     """
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
+    # An OSError: another file system, or one without hard links.
+    with contextlib.suppress(OSError), replacing(target, mode=None) as temporary:
         os.link(source, temporary)
-    except OSError:  # another file system, or one without hard links
-        return False
-    try:
-        if is_same := os.path.samestat(temporary.lstat(), opened):
-            temporary.replace(target)
-        return is_same
-    finally:
-        # A rename to another name of the same file does nothing.
-        temporary.unlink(missing_ok=True)
+        if not os.path.samestat(temporary.lstat(), opened):
+            raise FileNotFoundError(source)
+        return True
+    return False
