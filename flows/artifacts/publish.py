@@ -17,7 +17,6 @@ import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -103,17 +102,27 @@ def publish(
                 )
                 return stack.enter_context(sharing(store, identity, sizes, earlier))
 
-            upload = partial(_upload, store, on_bytes=on_bytes, retry=retry)
             shared = retry(share)
-            files = upload(ref.files_prefix(attempt), output, found, shared)
-            kept = [upload(ref.logs_prefix(attempt), x.parent, [x], {}) for x in logs]
+
+            def upload(path: Path, on_bytes: OnBytes) -> File:
+                # Retried by file: an outage near the end must not repeat the whole upload.
+                name = path.relative_to(output).as_posix()
+                key = f"{ref.files_prefix(attempt)}/{name}"
+                return retry(lambda: _upload(store, shared, path, name, key, on_bytes))
+
+            def upload_log(path: Path) -> File:
+                key = f"{ref.logs_prefix(attempt)}/{path.name}"
+                return retry(lambda: _upload(store, {}, path, path.name, key, on_bytes))
+
+            files = tuple(transfer_each(upload, found, on_bytes=on_bytes))
+            kept = tuple(map(upload_log, logs))
         digest = digest_of(files)
         manifest = Manifest(
             stage=identity.stage,
             fingerprint=identity.fingerprint,
             preimage=identity.preimage,
             files=files,
-            logs=tuple(file for uploaded in kept for file in uploaded),
+            logs=kept,
             digest=digest,
             inputs={
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
@@ -231,34 +240,16 @@ def _reading_output(stage: str) -> Generator[None]:
 
 
 def _upload(
-    store: Store,
-    prefix: str,
-    base: Path,
-    paths: list[Path],
-    shared: Shared,
-    *,
-    on_bytes: OnBytes,
-    retry: Retry,
-) -> tuple[File, ...]:
-    """Upload the files whose bytes no object in `shared` has; return the records of all."""
-
-    def upload_one(path: Path, on_bytes: OnBytes) -> File:
-        name = path.relative_to(base).as_posix()
-        size, sha256, content = path.stat().st_size, sha256_of(path), _content_of(path)
-        key = find_shared(store, shared, size=size, sha256=sha256)
-        if key is not None:
-            on_bytes(size)  # no transfer, but progress is counted in bytes of the whole artifact
-            return File(path=name, size=size, sha256=sha256, key=key, content=content)
-        key = f"{prefix}/{name}"
-        file = File(path=name, size=size, sha256=sha256, key=key, content=content)
-        store.upload(file.key, path, on_bytes=on_bytes)
-        return file
-
-    def upload_until_stored(path: Path, on_bytes: OnBytes) -> File:
-        # Retried by file: an outage near the end must not repeat the whole upload.
-        return retry(lambda: upload_one(path, on_bytes))
-
-    return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
+    store: Store, shared: Shared, path: Path, name: str, key: str, on_bytes: OnBytes
+) -> File:
+    """Upload a file to `key`, unless an object in `shared` has its bytes; return its record."""
+    size, sha256, content = path.stat().st_size, sha256_of(path), _content_of(path)
+    found = _find_shared(store, shared, size=size, sha256=sha256)
+    if found is None:
+        store.upload(key, path, on_bytes=on_bytes)
+    else:
+        on_bytes(size)  # no transfer, but progress is counted in bytes of the whole artifact
+    return File(path=name, size=size, sha256=sha256, key=found or key, content=content)
 
 
 def _content_of(path: Path) -> str | None:
@@ -320,7 +311,7 @@ def sharing(
         yield shared
 
 
-def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str | None:
+def _find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str | None:
     """Return the key of an object with these bytes. None means no such object, or one cut short."""
     key = shared.get((size, sha256))
     if key is None:

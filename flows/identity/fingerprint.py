@@ -207,15 +207,9 @@ class Code:
         self._loads: dict[str, list[str]] = {}  # of a name that is imported
         self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
         self._imports: dict[str, list[str]] = {}
-        self._closures: dict[tuple[str, ...], dict[str, str]] = {}
 
     def closure(self, entry: str, *more: str) -> dict[str, str]:
         """Return the digest per module and data file that the entries reach, in order of name."""
-        if (entry, *more) not in self._closures:
-            self._closures[entry, *more] = self._closure(entry, more)
-        return self._closures[entry, *more]
-
-    def _closure(self, entry: str, more: Iterable[str]) -> dict[str, str]:
         # `more` are entries too, where they exist.
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -271,5 +270,4 @@ def _race(write: Callable[[_At], bool], at: _At) -> int:
         together.wait()  # all requests leave at the same moment
         return write(at)
 
-    with ThreadPoolExecutor(RACERS) as pool:
-        return sum(pool.map(run, range(RACERS)))
+    return sum(in_parallel(run, range(RACERS), threads=RACERS))
