@@ -36,6 +36,15 @@ from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """A stage's identity for given inputs, and its artifact unless that has to be built."""
+
+    identity: Identity
+    code: Code  # that the identity was computed from
+    manifest: Manifest | None  # reserved by the run's record; None: has to be built
+
+
 def build(
     stage: Stage,
     context: BuildContext,
@@ -59,7 +68,15 @@ def build(
             if lookup.manifest is not None:
                 return reuse(context, lookup.manifest)
             identity, store = lookup.identity, context.store
-            with acquire(_make_claim(stage, context, identity)) as held:
+            claim = BuildClaim(
+                ref=identity.ref,
+                lease=Lease.claim(context.run_id),
+                lock_path=file_lock.lock_path(context.work, identity.ref),
+                device=context.device if stage.compute == "gpu" else None,
+                find=partial(find_usable, context, identity.ref),
+                wait=context.wait_for_store(stage.name),
+            )
+            with acquire(claim) as held:
                 # It also ends if the lease, if we hold one, is lost.
                 check = held.raise_if_lost if isinstance(held, HeldLease) else None
                 wait = context.wait_for_store(stage.name, check=check)
@@ -75,6 +92,62 @@ def build(
                     wait(partial(checkpoints.forget, store, identity.ref))
                     return built
             # What was found was deleted or revoked meanwhile: look again.
+
+
+def _build(
+    stage: Stage,
+    context: BuildContext,
+    lookup: Lookup,
+    inputs: Mapping[str, Manifest],
+    *,
+    lease: HeldLease,
+) -> Built:
+    """Fetch the inputs, run the job, publish its output; return the artifact."""
+    began, identity = time.time(), lookup.identity
+    wait = context.wait_for_store(stage.name, check=lease.raise_if_lost)
+    with context.open_cache() as cache:
+        files = fetch_inputs(stage, context, inputs, cache, check=lease.raise_if_lost)
+        job = make_job(stage, context, identity, files)
+        check = make_check(context, identity, job, lookup.code)
+        check.discard_foreign_state()
+        try:
+            result = run_stage(stage, context, job, lease, check)
+            check.check_complete()
+        except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
+            shutil.rmtree(job.directory, ignore_errors=True)
+            raise
+    logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
+    published = publish(
+        context.store,
+        identity,
+        job.output,
+        logs=[log for log in logs if log.exists() and log.stat().st_size],
+        inputs={name: inputs[name] for name in job.inputs},
+        provenance=Provenance(
+            run=context.run_id,
+            owner=lease.record.owner,
+            epoch=lease.record.epoch,
+            created=timestamp(time.time()),
+            git_commit=find_commit(context.root),
+            metrics=result.metrics,
+            versions=result.versions,
+            segments=tuple(read_segments(job)),
+            work=measure_work(stage, context.run),
+        ),
+        check_lease=lease.check,
+        retry=wait,
+    )
+    # Either another builder was first with other contents, or the recipe's artifact before this one
+    # has others. Both show that the stage is not deterministic.
+    differs = published.divergence or (published.manifest.divergences or (None,))[0]
+    if differs is not None:
+        context.log(identity.stage, "warning")(
+            f"{identity.stage} was built before with another result: {context.store.url}/{differs}"
+        )
+    wait(lambda: context.record(identity.ref))
+    # Last: until the manifest is stored, a retry publishes the output from this directory.
+    shutil.rmtree(job.directory, ignore_errors=True)
+    return finish(context, published.manifest, began=began)
 
 
 @contextmanager
@@ -98,15 +171,6 @@ def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
         event = {"error": str(error), "hint": error.hint, "log_tail": log_tail}
         context.watch(stage.name, {"kind": "failed", **event})
         raise
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lookup:
-    """A stage's identity for given inputs, and its artifact unless that has to be built."""
-
-    identity: Identity
-    code: Code  # that the identity was computed from
-    manifest: Manifest | None  # reserved by the run's record; None: has to be built
 
 
 def look_up(
@@ -206,23 +270,6 @@ def _reserve(context: BuildContext, ref: ArtifactRef) -> None:
     )
 
 
-def _make_claim(stage: Stage, context: BuildContext, identity: Identity) -> BuildClaim:
-    """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
-    return BuildClaim(
-        ref=identity.ref,
-        lease=Lease.claim(context.run_id),
-        lock_path=file_lock.lock_path(context.work, identity.ref),
-        device=context.device if stage.compute == "gpu" else None,
-        find=lambda: find_usable(context, identity.ref),
-        wait=context.wait_for_store(stage.name),
-    )
-
-
-def uri_of(store: Store, manifest: Manifest) -> str:
-    """Return an artifact's URI: its prefix in the store."""
-    return f"{store.url}/{manifest.ref.prefix}"
-
-
 def reuse(context: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that exists as Built, after a `cached` event."""
     uri = uri_of(context.store, manifest)
@@ -238,57 +285,6 @@ def finish(context: BuildContext, manifest: Manifest, *, began: float) -> Built:
     return Built(manifest=manifest, uri=uri, cached=False)
 
 
-def _build(
-    stage: Stage,
-    context: BuildContext,
-    lookup: Lookup,
-    inputs: Mapping[str, Manifest],
-    *,
-    lease: HeldLease,
-) -> Built:
-    """Fetch the inputs, run the job, publish its output; return the artifact."""
-    began, identity = time.time(), lookup.identity
-    wait = context.wait_for_store(stage.name, check=lease.raise_if_lost)
-    with context.open_cache() as cache:
-        files = fetch_inputs(stage, context, inputs, cache, check=lease.raise_if_lost)
-        job = make_job(stage, context, identity, files)
-        check = make_check(context, identity, job, lookup.code)
-        check.discard_foreign_state()
-        try:
-            result = run_stage(stage, context, job, lease, check)
-            check.check_complete()
-        except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
-            shutil.rmtree(job.directory, ignore_errors=True)
-            raise
-    logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
-    published = publish(
-        context.store,
-        identity,
-        job.output,
-        logs=[log for log in logs if log.exists() and log.stat().st_size],
-        inputs={name: inputs[name] for name in job.inputs},
-        provenance=Provenance(
-            run=context.run_id,
-            owner=lease.record.owner,
-            epoch=lease.record.epoch,
-            created=timestamp(time.time()),
-            git_commit=find_commit(context.root),
-            metrics=result.metrics,
-            versions=result.versions,
-            segments=tuple(read_segments(job)),
-            work=measure_work(stage, context.run),
-        ),
-        check_lease=lease.check,
-        retry=wait,
-    )
-    # Either another builder was first with other contents, or the recipe's artifact before this one
-    # has others. Both show that the stage is not deterministic.
-    differs = published.divergence or (published.manifest.divergences or (None,))[0]
-    if differs is not None:
-        context.log(identity.stage, "warning")(
-            f"{identity.stage} was built before with another result: {context.store.url}/{differs}"
-        )
-    wait(lambda: context.record(identity.ref))
-    # Last: until the manifest is stored, a retry publishes the output from this directory.
-    shutil.rmtree(job.directory, ignore_errors=True)
-    return finish(context, published.manifest, began=began)
+def uri_of(store: Store, manifest: Manifest) -> str:
+    """Return an artifact's URI: its prefix in the store."""
+    return f"{store.url}/{manifest.ref.prefix}"
