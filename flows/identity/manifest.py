@@ -202,7 +202,7 @@ def identify_from(
 ) -> Identity:
     """Return the identity of `stage` in `run`, made from these artifacts."""
     digests = {source.name: inputs[source.name].digest for source in stage.inputs}
-    records = {name: record_digest(inputs[name]) for name in digests}
+    records = {n: record_digest(inputs[n]) for n in digests} if stage.reads_records else None
     return identify(stage, run, digests, code=code, records=records)
 
 

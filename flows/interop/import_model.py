@@ -63,27 +63,26 @@ class Import:
 
 def import_model(
     store: Store,
-    path: Path,
+    model: Path | HubModel,
     *,
     name: str,
     kind: str | None = None,
     tokenizer: Path | None = None,
     step: int | None = None,
     era: str | None = None,
-    origin: Facts | None = None,
     is_foreign: bool = False,
     scratch: Path,
     log: Log,
     watch: Watch,
 ) -> Import:
-    """Import the model in the directory `path` as a run called `name`.
+    """Import a model, in a directory or downloaded from the Hub, as a run called `name`.
 
     It is in any form of `read_model`. `kind`, `tokenizer`, `step` and `era` are taken from the
-    files and the model's card where they are not given. `origin` is recorded with the model. With
-    `is_foreign` a model that only transformers can run is imported too, as a base model.
-    `scratch` is a directory with room for it; `watch` gets the number of bytes to upload. No code
-    in the files is executed. Raises ModelError for files that are no such model, ConfigError for a
-    choice that a person has to make, and StoreError.
+    files and the model's card where they are not given. With `is_foreign` a model that only
+    transformers can run is imported too, as a base model. `scratch` is a directory with room for
+    it; `watch` gets the number of bytes to upload. No code in the files is executed. Raises
+    ModelError for files that are no such model, ConfigError for a choice that a person has to make,
+    and StoreError; of the Hub also as `download_model`.
     """
     from nanochat_core.interop.read_model import form_of, read_model
 
@@ -93,6 +92,11 @@ def import_model(
             f"{name} is a tag: a model called so could not be found by its name",
             hint="choose another name with --name",
         )
+    if isinstance(model, Path):
+        path, address = model, None
+    else:
+        path = download_model(model, step=step, is_foreign=is_foreign, log=log)
+        address = model.address
     card = read_card(path, log=log)
     is_other = is_foreign and path.is_dir() and form_of(path) == "other"
     stage = KINDS["base" if is_other else _kind_of(path, kind or card.kind)]
@@ -105,8 +109,9 @@ def import_model(
         "from_step": found.step,
         "architecture": found.architecture,
         "published": dict(card.scores) or None,
+        "address": address,
     }
-    facts = {key: value for key, value in known.items() if value is not None} | (origin or {})
+    facts = {key: value for key, value in known.items() if value is not None}
     run = new_run_id(name, timestamp(time.time()))
     # A killed process cannot remove its temporary directory, which holds a whole model.
     _sweep(scratch)
@@ -153,8 +158,8 @@ def import_model(
             record = new_run(run, name, upstream={}, profile=IMPORTED, depth=None)
             record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
-    model = parts[stage]
-    return Import(run=record, model=model.manifest, facts=facts, was_there=model.adopted)
+    made = parts[stage]
+    return Import(run=record, model=made.manifest, facts=facts, was_there=made.adopted)
 
 
 def _kind_of(path: Path, kind: str | None) -> str:
@@ -235,7 +240,7 @@ def name_in_store(
                 return f"{stage}@{name}"
     log(f"importing {pinned.address} into {store.url}")
     try:
-        done = import_from_hub(
+        done = import_model(
             store, pinned, name=name, is_foreign=is_foreign, scratch=scratch, log=log, watch=watch
         )
     except ConfigError as error:  # of a choice for which only `import` has options
@@ -243,37 +248,6 @@ def name_in_store(
         error.hint = "; ".join(filter(None, (error.hint, again)))
         raise
     return f"{done.model.stage}@{name}"
-
-
-def import_from_hub(
-    store: Store,
-    model: HubModel,
-    *,
-    name: str,
-    kind: str | None = None,
-    tokenizer: Path | None = None,
-    step: int | None = None,
-    era: str | None = None,
-    is_foreign: bool = False,
-    scratch: Path,
-    log: Log,
-    watch: Watch,
-) -> Import:
-    """Download a model and import it; the options are those of `import_model`."""
-    return import_model(
-        store,
-        download_model(model, step=step, is_foreign=is_foreign, log=log),
-        name=name,
-        kind=kind,
-        tokenizer=tokenizer,
-        step=step,
-        era=era,
-        origin={"address": model.address},
-        is_foreign=is_foreign,
-        scratch=scratch,
-        log=log,
-        watch=watch,
-    )
 
 
 def run_name(model: HubModel) -> str:

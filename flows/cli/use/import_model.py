@@ -66,10 +66,7 @@ def import_model(
         "log": print_note,
         "watch": partial(show_bytes, what=called),
     }
-    if pinned is None:
-        done = interop.import_model(store, path, **options)
-    else:
-        done = interop.import_from_hub(store, pinned, **options)
+    done = interop.import_model(store, pinned or path, **options)
     reference = f"{done.model.stage}@{called}"
     known = (("from_step", "step"), ("era", "era"), ("address", "from"))
     facts = "".join(f", {word} {done.facts[key]}" for key, word in known if key in done.facts)
