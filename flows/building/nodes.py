@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from flows.artifacts import checkpoints
@@ -249,9 +250,8 @@ class _Attempt:
         self._link = link
         self._node = node
         self._log = context.log(identity.stage)
-        self._start: Start | None = None  # node 0's last message
-        self._heard = threading.Event()  # `_start` is set, or the connection is lost
-        self._started = threading.Event()  # `_start` has the rendezvous, or the attempt is over
+        self._start: Start | None = None  # node 0's last message that was taken
+        self._messages: Queue[Start | None] = Queue()  # from node 0; None: the attempt ends
         self._ending = threading.Event()  # the connection is lost, or the run is stopped
 
     def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> bool:
@@ -292,34 +292,27 @@ class _Attempt:
 
     def _take_part(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> None:
         self._say("coming")
-        self._heard.wait()
-        if self._start is None:
+        self._start = start = self._messages.get()
+        if start is None:
             return
-        job, check = prepare(self._start)
-        self._restore(job, self._start)
-        self._say("ready")
-        self._started.wait()
-        if self._start.refused:
-            hint = "give each machine a number of its own, from 0 on"
-            raise TransientStageError(self._start.refused, hint=hint)
-        if not self._ending.is_set():
-            self._run(job, self._start, check)
-
-    def _restore(self, job: Job, start: Start) -> None:
-        """Fetch the checkpoint that all nodes resume from.
-
-        Raises TransientStageError if the store does not have it any more.
-        """
+        job, check = prepare(start)
+        context = self._context
         try:
             checkpoints.restore_step(
-                self._context.store,
-                job,
-                start.step,
-                commit=start.commit,
-                log=self._log,
+                context.store, job, start.step, commit=start.commit, log=self._log
             )
         except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
+        self._say("ready")
+        while not (start.endpoint or start.refused):
+            if (start := self._messages.get()) is None:
+                return
+            self._start = start
+        if start.refused:
+            hint = "give each machine a number of its own, from 0 on"
+            raise TransientStageError(start.refused, hint=hint)
+        if not self._ending.is_set():
+            self._run(job, start, check)
 
     def _run(self, job: Job, start: Start, check: CodeCheck) -> None:
         processes = start.processes
@@ -357,13 +350,9 @@ class _Attempt:
                 start = read_message(Start, self._link.receive())
                 if start.epoch != self.epoch:
                     break
-                self._start = start
-                self._heard.set()
-                if start.endpoint or start.refused:
-                    self._started.set()
+                self._messages.put(start)
         self._ending.set()
-        self._heard.set()
-        self._started.set()
+        self._messages.put(None)
 
     def _beat(self, over: threading.Event) -> None:
         while not over.wait(min(self._context.terms.beat, SECONDS_BETWEEN_BEATS)):
@@ -374,8 +363,8 @@ class _Attempt:
         while not over.wait(POLL_SECONDS):
             if self._context.stop.is_set():
                 self._ending.set()
-                self._heard.set()
-                self._started.set()
+                self._messages.put(None)
+                return
 
     def _say(self, state: State, **more: Any) -> None:
         """Report this node's status to node 0, with `more` fields of Status."""

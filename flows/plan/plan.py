@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from flows.artifacts.revocations import Revoked, find_revoked
-from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
+from flows.identity.diff import PASSED_ON, Change, compare, nearest
 from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
@@ -38,7 +38,6 @@ STATES: dict[State, str] = {
     "?": "provisional",
     "x": "revoked",
 }
-_HISTORY = 5  # newest artifacts of a stage, read for its reason and its estimate
 _SHOWN = 3  # words of a reason
 
 
@@ -187,7 +186,9 @@ class _Planner:
         ref = identity.ref
         manifest = self._reads.find(ref)
         if manifest is None:
-            self._ask_for_histories(ref.stage)
+            # A missing stage needs its newest artifacts next, as all stages after it do.
+            later = stages_to_redo(STAGES, force=(), from_stage=ref.stage)
+            self._reads.read_newest(s.name for s in STAGES if s.name in later)
             return None, None
         if (revocation := self._reads.find_revocation(ref)) is not None:
             return manifest, Revoked(ref=ref, revocation=revocation)
@@ -307,17 +308,12 @@ class _Planner:
         self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
     ) -> tuple[list[Manifest], list[Change] | None]:
         """Return builds, and the changes since the profile's nearest one; None: it has none."""
-        own, builds = self._reads.history(stage.name, _HISTORY, keep=is_built)
+        own, builds = self._reads.history(stage.name)
         if (closest := nearest(own, preimage, with_inputs=with_inputs)) is None:
             return builds, None
         changes = compare(closest.preimage, preimage, with_inputs=with_inputs)
         # Without inputs the number is not known, as the counter is of a fingerprint.
         return builds, [change for change in changes if with_inputs or change.kind != "redo"]
-
-    def _ask_for_histories(self, stage: str) -> None:
-        """Prefetch the newest artifacts of a missing stage and of all stages after it."""
-        later = stages_to_redo(STAGES, force=(), from_stage=stage)
-        self._reads.read_newest((s.name for s in STAGES if s.name in later), _HISTORY)
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
         if self._placement is None:

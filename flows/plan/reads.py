@@ -18,6 +18,7 @@ from flows.artifacts import checkpoints
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
 from flows.artifacts.runs import Run, find_whole_run, listed_runs
+from flows.identity.diff import is_built
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.identity.redo import RedoCounter, find_redo
@@ -28,7 +29,7 @@ from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
-_LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be gone
+_HISTORY = 5  # newest artifacts of a stage, read for its reason and its estimate
 _RUNS = 4  # latest runs of the profile's name, of names that begin with it, and of others
 _T = TypeVar("_T")
 _K = TypeVar("_K", ArtifactRef, str)
@@ -61,24 +62,21 @@ class PlanReads:
         """Return the revocation of an artifact, or None."""
         return self._read(find_revocation, ref)
 
-    def read_newest(self, stages: Iterable[str], count: int) -> None:
+    def read_newest(self, stages: Iterable[str]) -> None:
         """Read the last artifacts of these stages, which `history` needs next."""
-        self._read_ahead(product([find_manifest], self._newest_of(stages, count)))
+        self._read_ahead(product([find_manifest], self._newest_of(stages, _HISTORY)))
 
-    def history(
-        self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
-    ) -> tuple[list[Manifest], list[Manifest]]:
-        """Return artifacts of a stage: those of the profile's runs, and those with the newest."""
-        self.read_newest([stage], count)
-        refs = self._newest_of([stage], _LOOKED_AT * count)
-        # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
-        newest = list(islice(self._keep(refs, keep), count))
+    def history(self, stage: str) -> tuple[list[Manifest], list[Manifest]]:
+        """Return builds of a stage: those of the profile's runs, and those with the newest."""
+        self.read_newest([stage])
+        # Lazy: past the first few, a manifest is read only if an earlier one is missing.
+        newest = list(islice(self._built(self._newest_of([stage], 4 * _HISTORY)), _HISTORY))
         if self._profile is None:
             return newest, newest
         found = filter(None, (run.find_ref(stage) for run in self._runs))
-        refs = list(dict.fromkeys(found))[:count]
+        refs = list(dict.fromkeys(found))[:_HISTORY]
         self._read_ahead(product([find_manifest], refs))
-        own = [*self._keep(refs, keep), *(m for m in newest if self._is_own(m.provenance.run))]
+        own = [*self._built(refs), *(m for m in newest if self._is_own(m.provenance.run))]
         return own, [*{manifest.fingerprint: manifest for manifest in (*newest, *own)}.values()]
 
     def _newest_of(self, stages: Iterable[str], count: int) -> list[ArtifactRef]:
@@ -87,17 +85,15 @@ class PlanReads:
             ArtifactRef(name, found) for name in stages for found in index.get(name, [])[:count]
         ]
 
-    def _keep(
-        self, refs: Iterable[ArtifactRef], keep: Callable[[Manifest], bool]
-    ) -> Iterator[Manifest]:
-        return (m for m in map(self._find_whole, refs) if m is not None and keep(m))
-
-    def _find_whole(self, ref: ArtifactRef) -> Manifest | None:
-        try:
-            return self._read(find_manifest, ref)
-        except ArtifactError as error:  # a damaged candidate fails no plan, it is reported
-            self.unread.append(str(error))
-            return None
+    def _built(self, refs: Iterable[ArtifactRef]) -> Iterator[Manifest]:
+        for ref in refs:
+            try:
+                found = self._read(find_manifest, ref)
+            except ArtifactError as error:  # a damaged candidate fails no plan, it is reported
+                self.unread.append(str(error))
+            else:
+                if found is not None and is_built(found):
+                    yield found
 
     def _is_own(self, run: str) -> bool:
         """Return whether the run was of the profile, or has no record, so that it may have been."""
