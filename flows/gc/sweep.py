@@ -45,7 +45,7 @@ def clock() -> float:
 class Sweeper:
     """The lease on collecting in one store. Its user renews it by calling `beat`.
 
-    Processes that wait for the collection continue when its lease has expired, `ttl` seconds after
+    Processes that wait for the collection continue when its lease has expired, TTL seconds after
     the last renewal. So nothing is deleted later than half of that after the last renewal began.
     """
 
@@ -54,20 +54,16 @@ class Sweeper:
         store: Store,
         claim: Lease,
         *,
-        clock: Callable[[], float] = clock,
-        ttl: float = TTL,
-        beat: float = BEAT,
-        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float],
+        pause: Callable[[float], None],
         log: Callable[[str], None],
     ) -> None:
         self.clock = clock
-        self._ttl = ttl
-        self._seconds_between = beat
         observer = Observer(clock)
         found: LeaseHolder | None = None
         while True:
             self._renewed = clock()  # before the request, as in `renew`
-            held = try_acquire(store, SWEEP, claim, ttl=ttl, observer=observer)
+            held = try_acquire(store, SWEEP, claim, ttl=TTL, observer=observer)
             if isinstance(held, HeldLease):
                 break
             # Another collector renews its lease soon; the lease of a dead one expires.
@@ -85,7 +81,7 @@ class Sweeper:
     def beat(self) -> None:
         """Renew the lease if it is due. Raises LeaseLost. For the main thread only."""
         self.check()
-        if self.clock() - self._renewed >= self._seconds_between:
+        if self.clock() - self._renewed >= BEAT:
             with contextlib.suppress(StoreError):  # the next beat tries again
                 self.renew()
 
@@ -100,7 +96,7 @@ class Sweeper:
         """Raise LeaseLost if half of the lease's life is over. Call right before each deletion."""
         # Half, not all: the other half is for a request that hangs or arrives late.
         seconds = self.clock() - self._renewed
-        if seconds > self._ttl / 2:
+        if seconds > TTL / 2:
             raise LeaseLost(
                 f"the lease of the collection was not renewed for {duration(seconds)}: the store "
                 "or this machine stood still",

@@ -18,10 +18,10 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def try_flock(file: IO[Any] | int, kind: int = fcntl.LOCK_EX) -> bool:
+def try_flock(file: IO[Any] | int) -> bool:
     """Lock an open file unless a process has it locked; return whether it is locked now."""
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

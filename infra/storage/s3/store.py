@@ -87,14 +87,6 @@ class S3Store:
     def _transfers(self) -> Any:
         return make_manager(self.client, self._repeat, int(self._retry_policy.tries))
 
-    def create_bucket(self) -> None:
-        """Create the bucket itself, unless it is there and ours."""
-        try:
-            self.request("create_bucket")
-        except ClientError as error:  # Outside us-east-1 this is the answer for an own bucket.
-            if code_of(error) != "BucketAlreadyOwnedByYou":
-                raise
-
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
         self._retry(f"put {key}", lambda: self.request("put_object", key, Body=data))
@@ -287,7 +279,7 @@ class S3Store:
                     raise
                 # 412 also follows a lost answer to our own write: then the object has our bytes.
                 try:
-                    return self._is_ours(key, data)
+                    return self._read(key, MAX_RECORD)[0] == data
                 except ObjectNotFound:
                     if version is not None:
                         return False
@@ -295,9 +287,6 @@ class S3Store:
             return True
 
         return self._retry(f"put {key}", write)
-
-    def _is_ours(self, key: str, data: bytes) -> bool:
-        return self._read(key, MAX_RECORD)[0] == data
 
     def _read(self, key: str, limit: int) -> tuple[bytes, Any]:
         """Return all bytes of an object, and the answer; read none if they exceed `limit`."""

@@ -348,7 +348,7 @@ def main() -> None:
         from infra.storage.s3.store import S3Store
 
         wait_until(_answers, seconds=60)
-        S3Store(f"s3://{BUCKET}").create_bucket()
+        S3Store(f"s3://{BUCKET}").request("create_bucket")
         seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.stdout.write(json.dumps(look(open_store(url))))
