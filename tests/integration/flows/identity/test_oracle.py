@@ -195,10 +195,6 @@ def _with_other_meaning(path: Path) -> bytes:
     return path.read_bytes() + (b"\n_ORACLE = 1\n" if path.suffix == ".py" else b"\noracle\n")
 
 
-def _with_a_comment(path: Path) -> bytes:
-    return b"# Other words.\n" + path.read_bytes() + b"\n# The end.\n"
-
-
 def _module_of(name: str) -> str:
     return name.removesuffix(".py").replace("/", ".")
 
@@ -208,19 +204,6 @@ def _module_of(name: str) -> str:
 
 def test_every_file_that_a_stage_opens_decides_its_fingerprint(world):
     assert find_escapes(world) == []
-
-
-def test_a_comment_in_any_module_that_a_stage_opens_decides_nothing(world):
-    before = world.fingerprints()
-    names = [n for n in set().union(*world.opened.values()) if n.endswith(".py")]
-    sources = {world.root / name: (world.root / name).read_bytes() for name in names}
-    try:
-        for path in sources:
-            path.write_bytes(_with_a_comment(path))
-        assert world.fingerprints() == before
-    finally:
-        for path, source in sources.items():
-            path.write_bytes(source)
 
 
 def test_the_oracle_sees_what_stages_are_known_to_open(world):

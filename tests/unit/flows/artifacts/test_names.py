@@ -49,17 +49,6 @@ def refuses(store, transcript):
 # STAGE@NAME.
 
 
-def test_a_name_finds_the_latest_run_that_made_the_stage(store):
-    old, new = put(store, "sft", 1), put(store, "sft", 2)
-    put_run(store, "tiny-1-a", old)
-    assert open_artifact(store, "sft@tiny") == old
-    put_run(store, "tiny-2-a", new)
-    assert open_artifact(store, "sft@tiny") == new
-    put_run(store, "tiny-3-a")  # failed before sft
-    assert open_artifact(store, "sft@tiny") == new
-    assert open_artifact(store, "sft@tiny-1-a") == old
-
-
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
 def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, refuses, status):
     good, partial = put(store, "sft", 1), put(store, "sft", 2)
