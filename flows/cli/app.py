@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import (
-    open_closed_streams,
-    print_error,
-    print_lines,
-    print_mistake,
-    replace_unknown,
-)
-from nanochat_core.errors import NanochatError, reason_of
+from flows.cli.output import open_closed_streams, print_error, print_lines, replace_unknown
+from nanochat_core.errors import ConfigError, NanochatError, reason_of
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -55,9 +49,11 @@ class _Command:
         return f"flows.cli.{self.folder}.{module}:{module}"
 
     def load(self) -> Any:
-        """Import and return the command's function."""
+        """Import and return the command's function, for which a paragraph is one line."""
         module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
+        function.__doc__ = _unwrap(function.__doc__)
+        return function
 
     def summary(self) -> str:
         """Return the first paragraph of the help, read from the command's source file."""
@@ -101,13 +97,12 @@ _COMMANDS = (
     _Command(name="completion", folder=_MACHINE),
 )
 # Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.
-_OTHER_PLACES = "--home for work and history, else the path that the command is given"
+_WHICH = "--home for work and history, else the path that the command is given"
+_FULL = f"free some space, or choose another place: {_WHICH}"
+_LOCKED = f"choose a place you may write to: {_WHICH}"
 _MACHINE_ERRORS = {
-    errno.ENOSPC: f"free some space, or choose another place: {_OTHER_PLACES}",
-    errno.EDQUOT: f"free some space, or choose another place: {_OTHER_PLACES}",
-    errno.EACCES: f"choose a place you may write to: {_OTHER_PLACES}",
-    errno.EPERM: f"choose a place you may write to: {_OTHER_PLACES}",
-    errno.EROFS: f"choose a place you may write to: {_OTHER_PLACES}",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _LOCKED),
     errno.ENOTDIR: "a part of that path is a file: choose another path",
     errno.ENAMETOOLONG: "give a shorter name or path",
 }
@@ -124,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # would print a traceback and change the exit code to 120.
         sys.stdout.flush()
     except NanochatError as error:
-        print_mistake(error)
+        print_error(str(error), hint=error.hint)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED  # silent: a command that can resume has printed how
@@ -136,10 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         _settle_stdout()
         where = f": {error.filename}" if error.filename else ""
-        print_error(
-            f"{reason_of(error)}{where}",
-            hint=_MACHINE_ERRORS[error.errno],
-        )
+        print_error(f"{reason_of(error)}{where}", hint=_MACHINE_ERRORS[error.errno])
         return 1
     except RuntimeError as error:
         if str(error) != _NO_HOME:
@@ -185,35 +177,27 @@ def make_app(asked: str | None = None) -> "App":
     )
     alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
     for rank, command in enumerate(alone or _COMMANDS):
-        group, name = groups[command.folder], (command.name, *command.aliases)
-        if asked is not None and not alone:
-            app.command(
-                command.path,
-                name=name,
-                group=group,
-                sort_key=rank,
-                help=command.summary(),
-            )
-            continue
-        function, usage = command.load(), command.usage
-        function.__doc__ = _unwrap(function.__doc__)
+        is_named_only = asked is not None and not alone
+        name = asked if alone else command.name
         app.command(
-            function,
-            name=name,
-            group=group,
+            command.path if is_named_only else command.load(),
+            name=(command.name, *command.aliases),
+            group=groups[command.folder],
             sort_key=rank,
-            usage=None
-            if usage is None
-            else f"Usage: nanochat {asked if alone else command.name} {usage}",
+            help=command.summary() if is_named_only else None,
+            usage=command.usage and f"Usage: nanochat {name} {command.usage}",
         )
     return app
 
 
 def _version() -> str:
     # Imported here: it takes longer to import than this module.
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return version("nanochat-flows")
+    try:
+        return version("nanochat-flows")
+    except PackageNotFoundError:
+        raise ConfigError("this checkout is not installed", hint="run `make setup`") from None
 
 
 def _default(value: Any) -> Any:
@@ -227,14 +211,11 @@ def _unwrap(text: str) -> str:
 
 
 def _call(arguments: Sequence[str]) -> int:
-    match arguments:
-        case ["help", *words]:
-            arguments = [*words, "--help"]
-        case ["version" | "--version" | "-V"]:  # needs no parser
-            print_lines([_version()])
-            return 0
-        case _:
-            pass
+    if [*arguments[:1]] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    if [*arguments] in (["version"], ["--version"], ["-V"]):  # needs no parser
+        print_lines([_version()])
+        return 0
     # `nanochat --help plan` asks for `plan` too.
     asked = next((word for word in arguments if not word.startswith("-")), "")
     from cyclopts import CycloptsError
@@ -242,10 +223,10 @@ def _call(arguments: Sequence[str]) -> int:
     try:
         return make_app(asked)(arguments) or 0
     except CycloptsError as error:
-        # Imported here: difflib is needed for mistakes only.
-        from flows.cli.usage import usage_mistake
+        from flows.cli.usage import usage_mistake  # needed for mistakes only
 
-        print_mistake(usage_mistake(error))
+        mistake = usage_mistake(error)
+        print_error(str(mistake), hint=mistake.hint)
         return WRONG_USAGE
 
 

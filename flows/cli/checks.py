@@ -10,8 +10,9 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from packaging.requirements import Requirement
 
@@ -19,7 +20,7 @@ from infra.placement import count_gpus, count_threads, default_sinks, missing_pa
 from infra.prefect.access import ServerError, check_answers
 from infra.prefect.server import adopt_password, find_server, find_supervisor, shared_server
 from infra.storage.open import open_store
-from infra.storage.s3.probe import Finding, probe
+from infra.storage.s3.probe import Finding, State, probe
 from nanochat_core.engine.native.build import unable_here
 from nanochat_core.engine.runners import measured
 from nanochat_core.errors import NanochatError, reason_of
@@ -63,22 +64,20 @@ print(json.dumps({
 """
 
 
-def _ok(name: str, found: str) -> Finding:
-    return Finding(name=name, state="ok", found=found)
+def _check(state: State, name: str, found: str, remedy: str | None = None) -> Finding:
+    return Finding(name=name, state=state, found=found, remedy=remedy)
 
 
-def _warn(name: str, found: str, remedy: str | None) -> Finding:
-    return Finding(name=name, state="warn", found=found, remedy=remedy)
-
-
-def _fail(name: str, found: str, remedy: str | None) -> Finding:
-    return Finding(name=name, state="fail", found=found, remedy=remedy)
+_ok, _warn, _fail = (partial(_check, state) for state in get_args(State))
 
 
 def examine(home: Path, store: str) -> Iterator[Finding]:
     """Yield the result of every check, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
-    yield from check_packages(importlib.metadata.requires("nanochat-flows") or ())
+    try:
+        yield from check_packages(importlib.metadata.requires("nanochat-flows") or ())
+    except importlib.metadata.PackageNotFoundError:
+        yield _fail("packages", "nanochat-flows is not installed here", _INSTALL)
     torch = ask_torch(sys.executable)
     yield from check_torch(torch)
     yield check_gpu(torch, devices=count_gpus())
@@ -97,9 +96,8 @@ def examine(home: Path, store: str) -> Iterator[Finding]:
 def check_python(version: tuple[int, ...]) -> Finding:
     """Check that the interpreter is new enough."""
     found = ".".join(map(str, version))
-    if version < PYTHON:
-        return _fail("python", found, f"install Python {'.'.join(map(str, PYTHON))} or newer")
-    return _ok("python", found)
+    remedy = f"install Python {'.'.join(map(str, PYTHON))} or newer"
+    return _fail("python", found, remedy) if version < PYTHON else _ok("python", found)
 
 
 def check_packages(
@@ -108,18 +106,15 @@ def check_packages(
     """Check the packages of which newer versions fail at run time: those with an upper bound."""
     for requirement in map(Requirement, requirements):
         if not requirement.marker and "<" in str(requirement.specifier):
-            yield _check_package(requirement, version_of)
-
-
-def _check_package(requirement: Requirement, version_of: Callable[[str], str]) -> Finding:
-    name, bounds = requirement.name, requirement.specifier
-    try:
-        version = version_of(name)
-    except importlib.metadata.PackageNotFoundError:
-        return _fail(name, "not installed", _INSTALL)
-    if version in bounds:
-        return _ok(name, version)
-    return _fail(name, f"{version}, expected {bounds}", _INSTALL)
+            name, bounds = requirement.name, requirement.specifier
+            try:
+                version = version_of(name)
+            except importlib.metadata.PackageNotFoundError:
+                yield _fail(name, "not installed", _INSTALL)
+                continue
+            is_known = version in bounds
+            expected = f"{version}, expected {bounds}"
+            yield _ok(name, version) if is_known else _fail(name, expected, _INSTALL)
 
 
 def ask_torch(python: str) -> dict[str, Any] | str:
@@ -148,15 +143,12 @@ def check_torch(torch: dict[str, Any] | str) -> Iterator[Finding]:
     speedup = torch["bf16_speedup"]
     times = f"{speedup:.1f} times as fast" if speedup > 1 else f"{1 / speedup:.1f} times as slow"
     found = f"matrix products run {times} as fp32 on this CPU"
-    if torch["gpu_bf16"] or speedup > 1:
-        yield _ok("bf16", found)
-    else:
-        yield _warn(
-            "bf16",
-            found,
-            "expect profiles that train in bf16 to be slow here; "
-            "`--set numerics.precision=fp32` is another model, and faster",
-        )
+    remedy = (
+        "expect profiles that train in bf16 to be slow here; "
+        "`--set numerics.precision=fp32` is another model, and faster"
+    )
+    is_slow = not torch["gpu_bf16"] and speedup <= 1
+    yield _warn("bf16", found, remedy) if is_slow else _ok("bf16", found)
 
 
 def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> Finding:
@@ -169,28 +161,27 @@ def check_gpu(torch: dict[str, Any] | str, *, devices: int) -> Finding:
             "install a torch with CUDA and a driver that fits it, or run with --gpus 0",
         )
     # No GPU is fine; GPUs that torch cannot use are a failure, since runs would ask for them.
-    if not names:
-        return _ok("gpu", "none: models train on the CPU (fine for tiny)")
     kinds = ", ".join(f"{names.count(name)}x {name}" for name in sorted(set(names)))
-    return _ok("gpu", kinds)
+    return _ok("gpu", kinds or "none: models train on the CPU (fine for tiny)")
 
 
 def check_threads(threads: int) -> Finding:
     """Check that there are at least 2 threads."""
-    if threads < 2:
-        return _warn(
-            "cpu", "1 thread", "tiny is sized for 2 cores: expect it to take twice as long"
-        )
-    return _ok("cpu", f"{threads} threads")
+    remedy = "tiny is sized for 2 cores: expect it to take twice as long"
+    return _warn("cpu", "1 thread", remedy) if threads < 2 else _ok("cpu", f"{threads} threads")
 
 
 def check_memory(available: int) -> Finding:
     """Check that enough memory is free; available: bytes."""
     found = f"{available / GIB:.1f} GiB available"
-    if available >= MEMORY_WANTED:
-        return _ok("memory", found)
-    result = _fail if available < MEMORY_NEEDED else _warn
-    return result("memory", found, f"close other programs: tiny wants {MEMORY_WANTED // GIB} GiB")
+    remedy = f"close other programs: tiny wants {MEMORY_WANTED // GIB} GiB"
+    return _room("memory", available, MEMORY_NEEDED, MEMORY_WANTED, found, remedy)
+
+
+def _room(name: str, free: int, needed: int, wanted: int, found: str, remedy: str) -> Finding:
+    if free >= wanted:
+        return _ok(name, found)
+    return _check("fail" if free < needed else "warn", name, found, remedy)
 
 
 def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> Finding:
@@ -209,15 +200,11 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
         )
     free = free_of(home) if free_of else shutil.disk_usage(home).free
     found = f"{free / GIB:.1f} GiB free in {home}"
-    if free >= DISK_WANTED:
-        return _ok("disk", found)
-    result = _fail if free < DISK_NEEDED else _warn
-    return result(
-        "disk",
-        found,
+    remedy = (
         f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
-        f"d12 and larger {DISK_WANTED // GIB} GiB or more",
+        f"d12 and larger {DISK_WANTED // GIB} GiB or more"
     )
+    return _room("disk", free, DISK_NEEDED, DISK_WANTED, found, remedy)
 
 
 def try_store(url: str) -> Iterator[Finding]:
@@ -238,13 +225,10 @@ def check_kernels(why_not: str | None) -> Finding:
 
 def list_speeds(found: Iterable[tuple[measured.Case, measured.Seconds]]) -> Iterator[Finding]:
     """Yield what precision "auto" takes on this CPU, for each measurement in the user's cache."""
-    is_measured = False
-    for case, seconds in found:
-        is_measured, best = True, measured.fastest(seconds)
-        text = f"{best} for {case}: {measured.describe(seconds, best)}"
+    each = [(case, seconds, measured.fastest(seconds)) for case, seconds in found]
+    texts = [f"{best} for {case}: {measured.describe(s, best)}" for case, s, best in each]
+    for text in texts or ["not measured yet; `nanochat chat` and `serve` do it in 0.1 s"]:
         yield _ok("answers", text)
-    if not is_measured:
-        yield _ok("answers", "not measured yet; `nanochat chat` and `serve` do it in 0.1 s")
 
 
 def check_trackers(names: Sequence[str]) -> Finding:
@@ -265,12 +249,12 @@ def ask_sandbox() -> Backend | str:
 def check_sandbox(found: Backend | str) -> Finding:
     """Check that programs written by a model (the task humaneval) can run in bubblewrap."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
-    if isinstance(found, str):
-        return _warn("sandbox", found, remedy)
-    # The other kinds protect less; `why` says what prevents bubblewrap.
-    if found.kind != "bubblewrap":
-        return _warn("sandbox", f"{found.kind} ({'; '.join(found.why)})", remedy)
-    return _ok("sandbox", found.kind)
+    if not isinstance(found, str):
+        if found.kind == "bubblewrap":
+            return _ok("sandbox", found.kind)
+        # The other kinds protect less; `why` says what prevents bubblewrap.
+        found = f"{found.kind} ({'; '.join(found.why)})"
+    return _warn("sandbox", found, remedy)
 
 
 def check_server(home: Path, *, shared: str | None) -> Finding:
@@ -290,6 +274,5 @@ def check_server(home: Path, *, shared: str | None) -> Finding:
 def check_workers(home: Path) -> Finding:
     """Check the workers that execute runs started in Prefect's pages on this machine."""
     supervisor = find_supervisor(home)
-    if supervisor is None:
-        return _ok("workers", "not running; `nanochat up` starts them")
-    return _ok("workers", f"run by process {supervisor.pid}")
+    none = "not running; `nanochat up` starts them"
+    return _ok("workers", f"run by process {supervisor.pid}" if supervisor else none)

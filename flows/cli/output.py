@@ -19,7 +19,6 @@ from flows.render.table import Table
 from flows.render.text import ago, duration, escaped, one_line, size, visible
 from infra.polling import SLOW_SECONDS
 from infra.storage.base import OnBytes, ignore_bytes
-from nanochat_core.errors import NanochatError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -188,11 +187,6 @@ def print_unread(unread: Sequence[str]) -> None:
     if unread := list(dict.fromkeys(unread)):
         records = "1 record" if len(unread) == 1 else f"{len(unread)} records"
         print_warning(f"{records} cannot be read: {'; '.join(unread)}")
-
-
-def print_mistake(error: NanochatError) -> None:
-    """Print an error that the user can act on."""
-    print_error(str(error), hint=error.hint)
 
 
 # Progress of long transfers: a bar on a terminal, a line every 5 s elsewhere.

@@ -44,11 +44,12 @@ def table(items: Iterable[tuple[StagePlan, str]]) -> Table:
 
 def _row(item: StagePlan, label: str) -> tuple[str | Cell, ...]:
     estimate = item.estimate
+    took = estimate and f"{duration(estimate.seconds)} ({estimate.source})"
     return (
         Cell(f"{item.state} {label}", tone=item.state),
         Cell(STATES[item.state], tone=item.state),
         short(item.fingerprint) if item.fingerprint else "",
-        f"{duration(estimate.seconds)} ({estimate.source})" if estimate else "",
+        "needs GPUs" if _is_too_slow(item) else took or "",
         item.reason,
     )
 
@@ -57,11 +58,17 @@ def _warning(plan: Plan, name: str) -> list[str]:
     """Return a line for each stage that the CPU of this machine is too slow for."""
     return [
         f"warning: this machine cannot train {name}: {item.stage.name} would take "
-        f"{duration(item.estimate.seconds)} on its CPU; --pool names machines with GPUs, "
+        f"about {duration(item.estimate.seconds)} on its CPU; --pool names machines with GPUs, "
         "and `nanochat doctor --as h100` says what one would take"
         for item in plan.stages
-        if item.estimate and item.estimate.seconds > _TOO_LONG and not item.estimate.on_gpus
+        if item.estimate and _is_too_slow(item)
     ]
+
+
+def _is_too_slow(item: StagePlan) -> bool:
+    """Return whether the CPU of this machine would take a month or more for a stage."""
+    found = item.estimate
+    return found is not None and found.seconds > _TOO_LONG and not found.on_gpus
 
 
 def to_tree(plan: Plan) -> dict[str, Any]:
@@ -115,6 +122,7 @@ def _revoked_to_tree(revoked: Revoked) -> dict[str, str]:
 def totals(plan: Plan) -> dict[str, Any]:
     """Return the summary and the sums of the estimates as JSON values."""
     known = [item.estimate for item in plan.stages if item.estimate]
+    slow = any(map(_is_too_slow, plan.stages))
     seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
     # Stages that may run, and of which no build like it has been timed.
     unknown = sum(item.state != "=" and item.estimate is None for item in plan.stages)
@@ -126,7 +134,7 @@ def totals(plan: Plan) -> dict[str, Any]:
         took = duration(seconds) + (f", {money(dollars)}" if dollars else "")
         if unknown:
             summary += f"; {unknown} of {unknown + len(known)} stages have no estimate"
-        if known:
+        if known and not slow:
             summary += f"; the rest take {took}" if unknown else f"; about {took}"
     return {
         "summary": summary,

@@ -10,6 +10,7 @@ MAX_SHOWN = 2000  # characters of one model answer
 _KEPT_CONTROLS = "\n\t"
 # From how many seconds on a duration has these two units: seconds and name of each.
 _UNITS = (
+    (63_072_000, 31_536_000, "years", 2_628_000, "months"),
     (172_800, 86_400, "days", 3600, "h"),
     (3600, 3600, "h", 60, "min"),
     (60, 60, "min", 1, "s"),

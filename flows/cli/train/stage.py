@@ -33,7 +33,7 @@ from flows.cli.options import (
     check_gpus,
     parameter_of,
 )
-from flows.cli.output import print_mistake, print_warning
+from flows.cli.output import print_error, print_warning
 from flows.cli.requests import read_request
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
@@ -185,7 +185,7 @@ def _run(build: Callable[["Display"], Built], *, stage: str, again: str) -> int:
     except NanochatError as error:
         if not is_retryable(error):
             raise
-        print_mistake(error)
+        print_error(str(error), hint=error.hint)
         return LOST
     return 0
 

@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from flows.cli.models import open_named_model
 from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
 from flows.cli.output import (
+    print_error,
     print_line,
     print_lines,
-    print_mistake,
     print_warning,
     replace_unknown,
     screen,
@@ -100,7 +100,7 @@ def _talk(session: ChatSession, *, history: Path) -> None:
             try:
                 _turn(session, text)
             except NanochatError as error:
-                print_mistake(error)
+                print_error(str(error), hint=error.hint)
             except KeyboardInterrupt:  # a second Ctrl-C, while the first one was being handled
                 if not interactive:
                     raise

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import tomllib
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,18 @@ def test_packages_that_lack_or_break_at_run_time_are_named(finds):
         found = [checks.check_packages(own, version_of=lambda _, v=v: v) for v in versions]
         finds(package, *chain(*found))
     finds("missing", *checks.check_packages(declared, version_of=is_missing))
+
+
+def test_a_checkout_that_is_not_installed_is_named(terminal, monkeypatch, tmp_path, finds):
+    def requires(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    monkeypatch.setattr(importlib.metadata, "version", requires)
+    found = checks.examine(tmp_path, tmp_path.as_uri())
+    finds("doctor", *islice(found, 1, 2))
+    found.close()
+    terminal.refuses("--version")
 
 
 def test_missing_optional_packages_are_warnings_with_a_remedy(finds):

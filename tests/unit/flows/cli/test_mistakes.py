@@ -28,12 +28,7 @@ list
 rm tiny
 submit tiny
 export tiny x
-deploy
-history
 logs tiny
-diff tiny main
-node {}
-explain tiny sft
 plan
 plan tiny --dept 3
 plan tiny --zzz
