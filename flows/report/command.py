@@ -6,7 +6,6 @@ each that differs. It gives exactly the same settings, however the run was start
 batch per device, store) decides no artifact and is left out.
 """
 
-import dataclasses
 import hashlib
 import inspect
 import json
@@ -25,12 +24,11 @@ from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import NEUTRAL, Section, Tree, neutral_key, types_of
+from nanochat_core.section import Tree, types_of
 
 SNAPSHOT = "shards.snapshot"  # identity of the text that was read; cannot be set by a command
 FILE = "FILE"  # stands for the path of a dataset of the user's own
-_ABSENT = "(absent)"
-_SECTIONS: Mapping[str, Any] = types_of(RunConfig)
+_SECTIONS = types_of(RunConfig)
 
 Settings: TypeAlias = dict[str, Tree]  # section.name -> canonical value
 
@@ -55,15 +53,11 @@ def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
         if "imported" in _config(manifest)
     ]
     wanted: Settings = {}
-    missing = [name for name in _SECTIONS if name not in sections]
-    if not missing:
-        wanted = dict(_leaves("", RunConfig, sections))
-        missing = [name for name, value in wanted.items() if value == _ABSENT]
-        if unknown := sorted(_names("", sections) - set(wanted)):
-            notes.append(f"this version has no setting {', '.join(unknown)}")
-    # One reason is enough: an imported artifact, for example, also has settings missing.
-    if missing and not notes:
-        notes.append(f"no artifact has the setting of {', '.join(missing)}")
+    try:
+        wanted = dict(_leaves(RunConfig.from_tree(sections).tree()))
+    except ConfigError as error:
+        # One reason is enough: an imported artifact, for example, also has settings missing.
+        notes = notes or [f"this version does not read the settings: {error}"]
     if notes:
         return Reproduction(command=None, notes=tuple(notes), digest=digest)
     words, changed = _nearest(wanted)
@@ -90,30 +84,13 @@ def _config(manifest: Manifest) -> dict[str, Tree]:
     return typing.cast("dict[str, Tree]", manifest.preimage["config"])
 
 
-def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
-    """Yield every setting of canonical `tree`, with the neutral values that it leaves out.
-
-    A missing setting without a neutral value is `_ABSENT`: another version of the program wrote it.
-    """
-    hints = types_of(kind)
-    for field in dataclasses.fields(kind):
-        name, inner = f"{prefix}{field.name}", hints[field.name]
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _leaves(f"{name}.", inner, tree.get(field.name, {}))
-        elif field.name in tree:
-            yield name, tree[field.name]
-        # Fields added later have a neutral value, which canonical form leaves out so that older
-        # fingerprints stay the same. Fields with identity=False are never in a pre-image.
-        elif field.metadata.get("identity", True):
-            yield name, NEUTRAL.get(neutral_key(kind, field.name), _ABSENT)
-
-
-def _names(prefix: str, tree: Mapping[str, Tree]) -> set[str]:
-    found: set[str] = set()
+def _leaves(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
+    """Yield every setting of a tree by its dotted name."""
     for name, value in tree.items():
-        dotted = f"{prefix}{name}"
-        found |= _names(f"{dotted}.", value) if isinstance(value, dict) else {dotted}
-    return found
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
@@ -125,12 +102,8 @@ def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
             run = make(depth).run
         except (ConfigError, ArithmeticError, ValueError):
             continue  # this profile has no model of this depth
-        tree = {
-            section: value.canonical() if isinstance(value, Section) else value
-            for section, value in ((s, getattr(run, s)) for s in _SECTIONS)
-        }
-        there = dict(_leaves("", RunConfig, tree))
-        changed = [k for k in wanted if k != SNAPSHOT and wanted[k] != there.get(k, ...)]
+        there = dict(_leaves(run.tree()))
+        changed = [name for name in wanted if name != SNAPSHOT and wanted[name] != there[name]]
         usual = inspect.signature(make).parameters["depth"].default
         words = [name] if depth == usual else [name, "--depth", str(depth)]
         # At equal distance the profile that needs no --depth wins.

@@ -115,8 +115,8 @@ def test_an_imported_model_has_no_command():
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({"num_stepz": 3}, "this version has no setting pretrain.num_stepz"),
-        ({"num_steps": None}, "no artifact has the setting of pretrain.num_steps"),
+        ({"num_stepz": 3}, "RunConfig.pretrain has no setting 'num_stepz'"),
+        ({"num_steps": None}, "RunConfig.pretrain needs a value for 'num_steps'"),
     ],
 )
 def test_settings_of_another_version_are_named(change, note):
@@ -128,7 +128,7 @@ def test_settings_of_another_version_are_named(change, note):
     made[5] = make_manifest("pretrain", config=config)
     found = reproduction_of(made)
     assert found.command is None
-    assert found.notes == (note,)
+    assert found.notes == (f"this version does not read the settings: {note}",)
 
 
 def test_the_command_stands_on_both_forms_of_the_card(tmp_path):
