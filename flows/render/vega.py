@@ -8,18 +8,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
 Layer: TypeAlias = dict[str, Any]
 
-# As in style.jinja; c0 to c5 are the colours of several runs in one chart.
-LIGHT = {
-    **{"card": "#ffffff", "ink": "#1d2125", "muted": "#667078", "line": "#e4e2dc"},
-    **{"accent": "#17697f", "faint": "#b5d3da", "mark": "#c2691a"},
-    **{"c0": "#17697f", "c1": "#c2691a", "c2": "#6a51a3", "c3": "#2c7a4b"},
-    **{"c4": "#b2306b", "c5": "#667078"},
-}
+# c0 to c5 are the colours of several runs in one chart.
+_STYLE = Path(__file__).with_name("style.jinja").read_text(encoding="utf-8")
+LIGHT = dict(re.findall(r"--(\w+): (#\w+);", _STYLE.partition("}")[0]))
 COLOURS = {name: f"var(--{name})" for name in LIGHT}  # Vega writes them unchanged
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from flows.profiles import open_profile
 from flows.render.paired import Delta, Score
@@ -65,31 +67,14 @@ def difference_panel(
 
 
 def law_panel(
-    fit: ScalingFit,
-    labels: Sequence[str],
-    expected: Sequence["Expected"],
-    *,
-    title: str,
-    axis: str,
-    form: str,
-    symbol: str,
+    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], quantity: "Quantity"
 ) -> Panel:
-    """Return the measured points, the law through them, and predictions.
-
-    Args:
-        fit: The law of the points.
-        labels: Of the points.
-        expected: Predictions for models that were not trained.
-        title: Of the plot.
-        axis: Title of the x axis.
-        form: d3's format of the numbers on it.
-        symbol: Of x in the formula.
-    """
-    line = f"; the line is {fit.law.formula(symbol)}" if fit.law else ""
+    """Return the measured points with their labels, the law through them, and predictions."""
+    line = f"; the line is {fit.law.formula(quantity.symbol)}" if fit.law else ""
     return Panel(
-        title=title,
+        title=f"Loss by {quantity.name}",
         caption=f"bits per byte of held-out text{line}",
-        layers=list(_law_layers(fit, labels, expected, axis, form)),
+        layers=list(_law_layers(fit, labels, expected, quantity)),
         width=460,
         height=260,
         padding={"left": 58, "right": 22, "top": 12, "bottom": 44},
@@ -97,7 +82,7 @@ def law_panel(
 
 
 def _law_layers(
-    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], axis: str, form: str
+    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], quantity: "Quantity"
 ) -> Iterator[Layer]:
     measured: list[dict[str, Any]] = [
         {"x": x, "y": y, "label": label} for label, (x, y) in zip(labels, fit.points, strict=True)
@@ -114,9 +99,9 @@ def _law_layers(
     x = channel(
         "x",
         scale={"type": "log", "domain": [left, right], "nice": False},
-        title=axis,
+        title=f"{quantity.symbol}, {quantity.axis}",
         tickCount=5,
-        format=form,
+        format=quantity.form,
         labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
         grid=False,
     )
@@ -128,10 +113,7 @@ def _law_layers(
         # Solid among the measured points, dashed beyond them.
         for begin, end, dash in ((smallest, largest, [1, 0]), (largest, right, [4, 4])):
             style = {"stroke": COLOURS["accent"], "strokeWidth": 2, "strokeDash": dash}
-            # Even steps on a log axis.
-            steps = (
-                begin * (end / begin) ** (i / (_CURVE_POINTS - 1)) for i in range(_CURVE_POINTS)
-            )
+            steps = map(float, np.geomspace(begin, end, _CURVE_POINTS))  # even on a log axis
             curve = [{"x": step, "y": round(fit.law.at(step), 6)} for step in steps]
             yield layer([p for p in curve if low <= p["y"] <= high], "line", style, x=x, y=y)
     # Cut at the axis, as above.
@@ -150,6 +132,19 @@ def _law_layers(
         yield layer(values, "circle", style, x=x, y=y)
         style = {"fill": ink, "dx": 9, "dy": -9, "align": "left", "fontSize": 13}
         yield layer(values, "text", style, x=x, y=y, text=text)
+
+
+class Quantity(NamedTuple):
+    """What a loss falls with."""
+
+    name: str
+    symbol: str
+    axis: str  # its title
+    form: str  # d3's format of its numbers
+
+
+FLOPS = Quantity("FLOPs", "C", "FLOPs of training", "~e")
+PARAMETERS = Quantity("scaling parameters", "N", "parameters of matrices and lm_head", "~s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,23 +182,19 @@ class Series:
     by_parameters: ScalingFit  # of the scaling parameters
     expected: tuple[Expected, ...]  # the largest depth from the others, and the next depth
 
-    def panels(self, title: str) -> list[Panel]:
-        """Return the plots by FLOPs and by parameters."""
+    @property
+    def panels(self) -> list[Panel]:
+        """The plots by FLOPs and by parameters."""
         labels = [f"d{depth}" for depth in self.sizes]
         ahead = [each for each in self.expected if each.measured is None]
-        axis = {"axis": "C, FLOPs of training", "form": "~e", "symbol": "C"}
-        other = {"axis": "N, parameters of matrices and lm_head", "form": "~s", "symbol": "N"}
         return [
-            law_panel(self.by_flops, labels, ahead, title=title, **axis),
-            law_panel(self.by_parameters, labels, [], title=title, **other),
+            law_panel(self.by_flops, labels, ahead, FLOPS),
+            law_panel(self.by_parameters, labels, [], PARAMETERS),
         ]
 
     def sentences(self) -> Iterator[str]:
         """Yield the laws as sentences for people, doubts included."""
-        for what, symbol, fit in (
-            ("FLOPs", "C", self.by_flops),
-            ("scaling parameters", "N", self.by_parameters),
-        ):
+        for (what, symbol, *_), fit in ((FLOPS, self.by_flops), (PARAMETERS, self.by_parameters)):
             if fit.law is not None:
                 text = f"by {what}: val_bpb = {fit.law.formula(symbol)}"
                 yield f"{text}{_certainty(fit)}"

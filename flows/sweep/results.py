@@ -176,7 +176,7 @@ def report_of_sweep(
         name=sweep.name,
         lead=f"Profile {sweep.request.profile}{overrides}; store {store}.",
         pictures=(
-            series.panels(title)
+            series.panels
             if series is not None and series.losses
             else [difference_panel(points, title=title, **plot)]
             if points

@@ -131,19 +131,7 @@ def test_settings_of_another_version_are_named(change, note):
     assert found.notes == (f"this version does not read the settings: {note}",)
 
 
-def test_the_command_stands_on_both_forms_of_the_card(tmp_path):
-    run = open_profile("tiny", overrides=["rl.num_steps=9", 'base_eval.prompts=["<b>"]']).run
-    page, text = run_report(tmp_path, make_inputs(tmp_path / "store", run=run))
-    assert "--set rl.num_steps=9" in page
-    assert "--set rl.num_steps=9" in text
-    assert "&lt;b&gt;" in page
-    assert """--set 'base_eval.prompts=["<b>"]'""" in text
-    for document in (page, text):
-        assert "trained on the docs of Python 3." in document
-
-
-def test_a_card_without_a_command_says_why(ordinary, card, tmp_path):
-    assert "nanochat run tiny\n" in card[1]
+def test_a_card_without_a_command_says_why(ordinary, tmp_path):
     inputs = make_inputs(tmp_path / "other", run=open_profile("tiny", overrides=["seed=2"]).run)
     # The report reads what each manifest says; that the digests fit is the store's concern.
     odd = {**ordinary, "sft": inputs["sft"]}

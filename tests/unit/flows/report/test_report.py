@@ -164,13 +164,6 @@ def test_an_rl_that_left_no_samples_has_no_section(inputs, changes):
     changes()
 
 
-def test_every_stage_stands_in_the_lineage_with_its_digest(ordinary, card):
-    for name, files in ordinary.items():
-        manifest = json.loads((files.parent / "manifest.json").read_text())
-        fingerprint, digest = manifest["fingerprint"][:12], manifest["digest"][:12]
-        assert f"| {name} | `{fingerprint}` | `{digest}` |" in card[1]
-
-
 def test_bars_are_as_long_as_their_numbers_and_stay_in_their_places(card):
     page, _ = card
     widths = re.findall(r"left:0.00%;width:([\d.]+)%", page.partition("<h2>Vocabulary")[2])
@@ -211,6 +204,19 @@ def test_a_task_of_core_that_could_not_be_evaluated_is_reported(inputs, changes)
     failed = {"boolq": "boolq.jsonl line 3 is no example"}
     edit_scores(inputs, "base_eval", core=None, failed=failed)
     changes()
+
+
+def test_the_card_says_which_tasks_are_english_and_what_training_asks_too(inputs, tmp_path):
+    for name in ("midtrain", "sft", "rl"):
+        scores = json.loads((inputs[f"chat_eval_{name}"] / "scores.json").read_text())
+        tasks = scores["tasks"] | {"letters": scores["tasks"]["spelling"]}
+        edit_scores(inputs, f"chat_eval_{name}", tasks=tasks)
+    path = inputs["task_data"] / "task_data.json"
+    path.write_text(path.read_text().replace('100, "overlap": 0', '100, "overlap": 7'))
+    assert (
+        "In English: arithmetic, spelling. From a file of the user's own, in its language: "
+        "letters. Questions that training has too: 7 of 100 of letters, 7 of 100 of spelling."
+    ) in run_report(tmp_path / "job", inputs)[1]
 
 
 def test_thinning_keeps_the_mean_and_the_last_step():
