@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from nanochat_core.errors import ConfigError
 _CURVE_POINTS = 101
 _ROW = 30  # pixels of a point
 _LABEL = 190  # pixels of the labels; longer ones are cut
+# What a loss falls with: its name and symbol, the title of its axis, d3's format of its numbers.
+Axis: TypeAlias = tuple[str, str, str, str]
+FLOPS: Axis = ("FLOPs", "C", "FLOPs of training", "~e")
+PARAMETERS: Axis = ("scaling parameters", "N", "parameters of matrices and lm_head", "~s")
 _MARGIN = 0.12  # share of the data's range that an axis extends beyond it at either end
 
 
@@ -67,14 +71,15 @@ def difference_panel(
 
 
 def law_panel(
-    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], quantity: "Quantity"
+    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], axis: Axis
 ) -> Panel:
     """Return the measured points with their labels, the law through them, and predictions."""
-    line = f"; the line is {fit.law.formula(quantity.symbol)}" if fit.law else ""
+    name, symbol, *_ = axis
+    line = f"; the line is {fit.law.formula(symbol)}" if fit.law else ""
     return Panel(
-        title=f"Loss by {quantity.name}",
+        title=f"Loss by {name}",
         caption=f"bits per byte of held-out text{line}",
-        layers=list(_law_layers(fit, labels, expected, quantity)),
+        layers=list(_law_layers(fit, labels, expected, axis)),
         width=460,
         height=260,
         padding={"left": 58, "right": 22, "top": 12, "bottom": 44},
@@ -82,8 +87,9 @@ def law_panel(
 
 
 def _law_layers(
-    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], quantity: "Quantity"
+    fit: ScalingFit, labels: Sequence[str], expected: Sequence["Expected"], axis: Axis
 ) -> Iterator[Layer]:
+    _, symbol, title, form = axis
     measured: list[dict[str, Any]] = [
         {"x": x, "y": y, "label": label} for label, (x, y) in zip(labels, fit.points, strict=True)
     ]
@@ -99,9 +105,9 @@ def _law_layers(
     x = channel(
         "x",
         scale={"type": "log", "domain": [left, right], "nice": False},
-        title=f"{quantity.symbol}, {quantity.axis}",
+        title=f"{symbol}, {title}",
         tickCount=5,
-        format=quantity.form,
+        format=form,
         labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
         grid=False,
     )
@@ -132,19 +138,6 @@ def _law_layers(
         yield layer(values, "circle", style, x=x, y=y)
         style = {"fill": ink, "dx": 9, "dy": -9, "align": "left", "fontSize": 13}
         yield layer(values, "text", style, x=x, y=y, text=text)
-
-
-class Quantity(NamedTuple):
-    """What a loss falls with."""
-
-    name: str
-    symbol: str
-    axis: str  # its title
-    form: str  # d3's format of its numbers
-
-
-FLOPS = Quantity("FLOPs", "C", "FLOPs of training", "~e")
-PARAMETERS = Quantity("scaling parameters", "N", "parameters of matrices and lm_head", "~s")
 
 
 @dataclass(frozen=True, kw_only=True)
