@@ -5,13 +5,12 @@ was not run for longest comes first.
 """
 
 import contextlib
+import itertools
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -50,12 +49,10 @@ GROUPS = {
     "protocol": (
         "reliability/test_simulation.py",
         "reliability/test_two_commands.py",
-        "reliability/test_gc_histories.py",
     ),
     "clusters": (
         "infra/test_slurm_gangs.py",
         "reliability/test_two_hosts.py",
-        "flows/orchestration",
     ),
     "core": (
         "nanochat_core/engine",
@@ -70,7 +67,7 @@ GROUPS = {
         "reliability/test_secrets.py",
     ),
     "mutants": ("mutation",),
-    "users": ("end_to_end", "flows/cli", "flows/evals", "flows/test_extend.py", "nanochat_flows"),
+    "users": ("end_to_end", "flows", "nanochat_flows"),
     "speed": ("bench", "reliability/test_plan_speed.py", "reliability/test_first_calls.py"),
 }
 STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
@@ -81,53 +78,37 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(pytest.main())"""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of the table: `result` is "12 passed, 1 skipped" or has "failed" or "stopped" in it."""
-
-    group: str
-    last_run: date
-    last_passed: date
-    commit: str
-    seed: str
-    minutes: str
-    result: str
-
-    @property
-    def failed(self) -> bool:
-        """Whether a campaign of the group failed or did not end."""
-        return "failed" in self.result or "stopped" in self.result
-
-    def render(self) -> str:
-        """Return the row in Markdown."""
-        return f"| {' | '.join(map(str, astuple(self)))} |"
+def read_rows(text: str) -> dict[str, list[str]]:
+    """Return the cells of each row of the table in a page, by group, its first cell."""
+    lines = text.partition(HEADER)[2].splitlines()[2:]  # after the rule below the header
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {each[0]: each for each in cells}
 
 
-def read_rows(text: str) -> dict[str, Row]:
-    """Return the rows of the table in a page, by group; raise ValueError if it has no table."""
-    lines = text.splitlines()
-    rows: dict[str, Row] = {}
-    for line in lines[lines.index(HEADER) + 2 :]:
-        if not line.startswith("|"):
-            break
-        group, last_run, passed, *rest = (cell.strip() for cell in line.strip("|").split("|"))
-        rows[group] = Row(group, date.fromisoformat(last_run), date.fromisoformat(passed), *rest)
-    return rows
-
-
-def with_row(text: str, row: Row) -> str:
+def with_row(text: str, row: list[str]) -> str:
     """Return the page with the row in place of the group's former one, or below the others."""
     rows = read_rows(text)
     lines = text.splitlines()
     first = lines.index(HEADER) + 2
-    rows[row.group] = row
-    lines[first : first + len(read_rows(text))] = [each.render() for each in rows.values()]
-    return "\n".join(lines) + "\n"
+    after = lines[first + len(rows) :]
+    rows[row[0]] = row
+    return "\n".join([*lines[:first], *map(render, rows.values()), *after]) + "\n"
 
 
-def by_urgency(rows: dict[str, Row], groups: Sequence[str]) -> list[str]:
+def render(row: list[str]) -> str:
+    """Return a row in Markdown."""
+    return f"| {' | '.join(row)} |"
+
+
+def has_failed(result: str) -> bool:
+    """Return whether a campaign of a group with this result failed or did not end."""
+    return "failed" in result or "stopped" in result
+
+
+def by_urgency(rows: dict[str, list[str]]) -> list[str]:
     """Return the groups, the one not run for longest first."""
-    return sorted(groups, key=lambda group: rows[group].last_run if group in rows else date.min)
+    return sorted(GROUPS, key=lambda group: rows[group][1] if group in rows else "")
 
 
 def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> str | None:
@@ -160,12 +141,6 @@ def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> st
         return None
     counts = {"passed": passed, "failed": failed, "skipped": skipped}
     return ", ".join([f"{number} {kind}" for kind, number in counts.items() if number] + stopped)
-
-
-def head_date() -> date | None:
-    """Return the date of the newest commit, or None outside a git checkout."""
-    text = git("log", "-1", "--format=%cs")
-    return date.fromisoformat(text) if text else None
 
 
 def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Each hostile text alone, and texts that a layout could search again and again."""
+"""Texts that a layout could search again and again; test_attacks.py has each hostile text."""
 
 import time
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page
 
 from nanochat_core.server.page import page as page_module
-from tests.support.browser.chat import ask, questions
-from tests.support.browser.page_corpus import HOSTILE, harm
+from tests.support.browser.chat import ask
+from tests.support.browser.page_corpus import harm
 from tests.support.browser.scripted_server import ScriptedServer, answer
 
 ENDLESS = [
@@ -23,16 +23,6 @@ DRAW = """([source, text]) => {
   draw(element, text);
   return performance.now() - before;
 }"""
-
-
-def test_each_hostile_text_is_inert_alone(page: Page, server: ScriptedServer):
-    for hostile in HOSTILE:
-        server.replies.append(answer(hostile, size=7))
-        if len(server.asked) % 8 == 0:
-            page.keyboard.press("Control+Shift+N")
-        ask(page, hostile)
-        assert questions(page).last.text_content() == hostile.strip()
-        assert harm(page) == []
 
 
 def test_no_text_takes_long_to_lay_out(page: Page, server: ScriptedServer):

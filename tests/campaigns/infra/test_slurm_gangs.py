@@ -144,16 +144,12 @@ def processes_of(job: str, node: str) -> list[psutil.Process]:
     return found
 
 
-def report(figures: str) -> None:
-    sys.stdout.write(f"\n{figures}\n")
-
-
 def test_a_gang_of_two_nodes_makes_what_one_machine_makes(
     caller: Caller, whole: dict[str, str]
 ) -> None:
     began = time.monotonic()
     built = caller.build()
-    report(f"two nodes: {time.monotonic() - began:.0f} s")
+    print(f"two nodes: {time.monotonic() - began:.0f} s")
     assert {file.path: file.sha256 for file in built.manifest.files} == whole
     assert [s["nodes"] for s in built.manifest.provenance.segments] == [2]
     assert any("Slurm job" in line for line in caller.lines)
@@ -172,7 +168,7 @@ def test_a_node_that_is_killed_is_restarted_by_slurm_and_nothing_changes(
             process.send_signal(signal.SIGKILL)
         wait_until(lambda: field_of(job, "Restarts") == "1", seconds=SECONDS)
         wait_until(lambda: field_of(job, "JobState") == "RUNNING", seconds=SECONDS)
-        report(f"killed: running again after {time.monotonic() - lost:.0f} s")
+        print(f"killed: running again after {time.monotonic() - lost:.0f} s")
         built = building.result()
     assert {file.path: file.sha256 for file in built.manifest.files} == whole
     _, second = built.manifest.provenance.segments
@@ -197,7 +193,7 @@ def test_cancel_saves_and_a_caller_that_is_only_stopped_leaves_the_gang_alone(
             again.result()
         began = time.monotonic()
         wait_until(lambda: field_of(job, "JobState") == "CANCELLED")
-        report(f"cancelled: gone after {time.monotonic() - began:.0f} s")
+        print(f"cancelled: gone after {time.monotonic() - began:.0f} s")
     assert caller.job is None
     assert find_holder(caller.store, caller.request.ref) is None
     # Saved at the cancellation: by its time, as its step may happen to be one that was due.

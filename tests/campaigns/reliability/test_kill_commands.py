@@ -28,7 +28,6 @@ TEXT = ("shards", "tokenizer", "tokens", "rows")
 # The command, seconds until a kill, and the stages that are copied: they would draw all kills.
 CASES = {
     "a run": (RUN, (4.0, 25.0), ()),
-    "chat stages": (RUN, (5.0, 16.0), (*TEXT, "task_data", "pretrain", "base_eval")),
     "a sweep": (SWEEP, (8.0, 24.0), TEXT),
 }
 CLOCKS = "report"  # which says how long things took

@@ -1,16 +1,22 @@
-"""The commit protocol holds in thousands of simulated histories."""
+"""The commit protocol, and garbage collection, hold in thousands of simulated histories."""
 
 import pytest
 
 from tests.support.campaigns import Campaign
+from tests.support.reliability import gc_histories
 from tests.support.reliability.simulation import PLAIN, Kind, simulate_in_two_processes
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("kind", "histories"),
-    [(PLAIN, 50_000), (Kind(forced=True), 25_000), (Kind(revised=True), 25_000)],
-    ids=["plain", "built again", "taken back"],
+    [
+        (PLAIN, 50_000),
+        (Kind(forced=True), 25_000),
+        (Kind(revised=True), 25_000),
+        (Kind(gc=True), 500),
+    ],
+    ids=["plain", "built again", "revoked", "collected"],
 )
 def test_every_invariant_holds_in_every_history(
     kind: Kind, histories: int, campaign: Campaign
@@ -21,3 +27,5 @@ def test_every_invariant_holds_in_every_history(
         f"{tally.histories / tally.cpu_seconds:.0f} histories a CPU second"
     )
     assert not tally.broken, tally.report(kind)
+    if kind.gc:
+        gc_histories.check(tally)

@@ -15,10 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +34,13 @@ AT_ONCE = 4  # pairs of commands
 SECONDS = 400.0  # for a command to do what takes seconds on an idle machine
 SHORT_TTL = 3.0
 SETTINGS = {"shards.num_shards": 1, "tokenizer.vocab_size": 2000, "model.vocab_size": 2000}
-PLAIN = ("-m", "flows.cli.app")
-# The product's command, with other intervals; `NO_FENCE` also takes any lease for its own.
-SHORT = f"""
+# The product's command. SHORT gives it other intervals, NO_FENCE has it take any lease for its own.
+START = f"""
 import os, sys
 from flows.leases import held_lease as leases
-new = dict(ttl={SHORT_TTL}, beat=0.3, poll=0.1, max_poll=0.5)
-leases.LeaseTimings.__init__.__kwdefaults__.update(new)
+if "SHORT" in os.environ:
+    new = dict(ttl={SHORT_TTL}, beat=0.3, poll=0.1, max_poll=0.5)
+    leases.LeaseTimings.__init__.__kwdefaults__.update(new)
 if "NO_FENCE" in os.environ:
     leases.HeldLease._is_of = lambda self, record: True
 from flows.cli.app import main
@@ -84,29 +82,48 @@ PLACES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 }
 
 
-@dataclass
+def command(stage: str, home: Path) -> list[str]:
+    """Return the words of `nanochat stage tiny STAGE` in a home, which Python is given."""
+    settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    stage_words = ["stage", "tiny", stage, "--depth", "1", *settings, "--home", str(home)]
+    return [sys.executable, "-P", "-c", START, *stage_words]
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NANOCHAT_"))}
+    return {**kept, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1", **more}
+
+
 class Pair:
-    """Two homes, one store, and the commands that build in it."""
+    """Two homes, one store, and the commands that build a tokenizer in it."""
 
-    directory: Path
-    place: str = "homes"
-    words: Sequence[str] = PLAIN  # of the interpreter
-    environment: dict[str, str] = field(default_factory=dict)
-    commands: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    def __init__(self, directory: Path, shards: Path, place: str, **variables: str) -> None:
+        self.directory, self.place, self.variables = directory, place, variables
+        self.commands: list[subprocess.Popen[bytes]] = []
+        directory.mkdir(parents=True, exist_ok=True)
+        store = directory / "store"
+        shutil.copytree(shards, store)
+        if place == "users":
+            for path in (directory, store, *store.rglob("*")):
+                os.chown(path, USERS[0], GROUP)
+                if path.is_dir():
+                    path.chmod(0o2775)
+            for parent in directory.parents:
+                if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp/"):
+                    parent.chmod(parent.stat().st_mode | 0o011)
 
-    def start(self, number: int) -> "subprocess.Popen[bytes]":
-        """Start `nanochat stage tiny tokenizer` in a home."""
+    def start(self, number: int) -> None:
+        """Start the command in a home."""
         home = self.directory / f"home-{number}"
         home.mkdir()
-        inside = PLACES[self.place][number]
         if self.place == "users":
             os.chown(home, USERS[number], GROUP)
-        words = ["stage", "tiny", "tokenizer", "--depth", "1", *settings(), "--home", str(home)]
+        words = [*PLACES[self.place][number], *command("tokenizer", home)]
         with (self.directory / f"{number}.log").open("ab") as log:
             self.commands.append(
                 subprocess.Popen(
-                    [*inside, sys.executable, "-P", *self.words, *words, "--store", self.store],
-                    env={**clean_environment(), "HOME": str(home), **self.environment},
+                    [*words, "--store", (self.directory / "store").as_uri()],
+                    env=environment(HOME=str(home), **self.variables),
                     cwd=self.directory,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -114,11 +131,6 @@ class Pair:
                     start_new_session=True,
                 )
             )
-        return self.commands[-1]
-
-    @property
-    def store(self) -> str:
-        return (self.directory / "store").as_uri()
 
     def said(self, number: int) -> str:
         return (self.directory / f"{number}.log").read_text()
@@ -165,44 +177,20 @@ class Pair:
         return found
 
 
-def clean_environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "NANOCHAT_"))}
-    root = str(Path(__file__).parents[3])
-    return {**kept, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-
-
-def settings() -> list[str]:
-    return [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the shards that the tokenizer reads."""
     directory = tmp_path_factory.mktemp("shards")
-    words = ["stage", "tiny", "shards", "--depth", "1", *settings(), "--home", str(directory)]
-    subprocess.run(
-        [sys.executable, "-P", *PLAIN, *words], env=clean_environment(), cwd=directory, check=True
-    )
+    words = command("shards", directory)
+    subprocess.run(words, env=environment(), cwd=directory, check=True)
     return directory / "store"
 
 
-def make_pair(directory: Path, shards: Path, place: str, **more: Any) -> Pair:
-    directory.mkdir(parents=True, exist_ok=True)
-    store = directory / "store"
-    shutil.copytree(shards, store)
-    if place == "users":
-        for path in (directory, store, *store.rglob("*")):
-            os.chown(path, USERS[0], GROUP)
-            if path.is_dir():
-                path.chmod(0o2775)
-        for parent in directory.parents:
-            if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
-    return Pair(directory, place, **more)
+def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> list[str] | None:
+    """Have one owner sleep until the other took over; return faults, None if it does not count.
 
-
-def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> list[str] | str:
-    """Have one owner sleep until the other took over; return faults, or why it does not count."""
+    It does not if the owner had published, or had the lock of the directory's swaps.
+    """
     moment, with_job = chance.uniform(0.0, 3.0), chance.random() < 0.5
     pair.start(0)
     pair.wait_for_owner(1)
@@ -213,7 +201,7 @@ def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> li
     if pair.record("manifest") is not None:
         pair.signal_tree(0, signal.SIGCONT)
         pair.end(0)
-        return "it had published"
+        return None
     pair.start(1)
     is_locked = "is locked by another process"
 
@@ -226,7 +214,7 @@ def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> li
         pair.signal_tree(0, signal.SIGCONT)
         codes = [pair.end(0), pair.end(1)]  # on a busy machine it may lose a short lease now
         assert codes in ([0, 0], [LOST, 0]), pair.said(0) + pair.said(1)
-        return "it had the lock of the directory's swaps"
+        return None
     if published_first:
         assert pair.end(1) == 0, pair.said(1)
     before = pair.record("manifest")
@@ -240,28 +228,32 @@ def let_sleep(pair: Pair, chance: random.Random, *, published_first: bool) -> li
     return found
 
 
-def many(rounds: int, play: Callable[[int], tuple[int, list[str]]]) -> tuple[int, list[str]]:
-    """Play rounds, several at once; return how many tries did not count, and the faults."""
+def many(rounds: int, play: Callable[[int], list[str]]) -> list[str]:
+    """Play rounds, several at once; return the faults."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        ends = [*pool.map(play, range(rounds))]
-    return sum(tries for tries, _ in ends), [fault for _, faults in ends for fault in faults]
+        return [fault for faults in pool.map(play, range(rounds)) for fault in faults]
 
 
 def sleep_rounds(
-    directory: Path, shards: Path, *, rounds: int, seed: int, places: Sequence[str], **more: Any
-) -> tuple[int, list[str]]:
-    """Let so many owners sleep, in these places in turns."""
+    directory: Path,
+    shards: Path,
+    places: Sequence[str],
+    *,
+    rounds: int,
+    seed: int,
+    **variables: str,
+) -> list[str]:
+    """Let so many owners sleep, in these places in turns; return the faults."""
 
-    def play(number: int) -> tuple[int, list[str]]:
-        chance = random.Random(seed * 1_000_000 + number)
+    def play(number: int) -> list[str]:
+        chance, place = random.Random(seed * 1_000_000 + number), places[number % len(places)]
         for tries in itertools.count():
-            place = places[number % len(places)]
-            pair = make_pair(directory / f"{number}-{tries}", shards, place, **more)
+            pair = Pair(directory / f"{number}-{tries}", shards, place, **variables)
             found = let_sleep(pair, chance, published_first=number % 2 == 0)
             if not found:
                 shutil.rmtree(pair.directory)
-            if not isinstance(found, str):
-                return tries, [f"round {number}, {place}: {fault}" for fault in found]
+            if found is not None:
+                return [f"round {number}, {place}: {fault}" for fault in found]
         raise AssertionError
 
     return many(rounds, play)
@@ -271,30 +263,14 @@ def sleep_rounds(
 def test_owners_that_sleep_past_a_short_lease_publish_nothing(
     tmp_path: Path, shards: Path, campaign: Campaign
 ) -> None:
-    rounds = campaign.trials(12)
-    tries, found = sleep_rounds(
-        tmp_path,
-        shards,
-        rounds=rounds,
-        seed=campaign.seed,
-        places=["homes", "users", "homes", "container and host"],
-        words=("-c", SHORT),
-    )
-    campaign.found(f"{rounds} slept, {len(found)} faults, {tries} more did not count")
+    places, rounds = ["homes", "users", "homes", "container and host"], campaign.trials(12)
+    found = sleep_rounds(tmp_path, shards, places, rounds=rounds, seed=campaign.seed, SHORT="1")
+    campaign.found(f"{rounds} slept, {len(found)} faults")
     assert found == []
 
 
 def test_without_the_fence_they_do(tmp_path: Path, shards: Path) -> None:
-    _, found = sleep_rounds(
-        tmp_path,
-        shards,
-        rounds=2,
-        seed=1,
-        places=["homes"],
-        words=("-c", SHORT),
-        environment={"NO_FENCE": "1"},
-    )
-    assert found
+    assert sleep_rounds(tmp_path, shards, ["homes"], rounds=2, seed=1, SHORT="1", NO_FENCE="1")
 
 
 @is_root
@@ -302,17 +278,12 @@ def test_the_leases_of_the_product_expire_only_for_owners_that_sleep_or_died(
     tmp_path: Path, shards: Path, campaign: Campaign
 ) -> None:
     """In each place one owner sleeps for longer than its lease, and one is killed."""
-    tries, slept = sleep_rounds(
-        tmp_path / "slept",
-        shards,
-        rounds=len(PLACES),
-        seed=campaign.seed,
-        places=[*PLACES],
-    )
+    places = [*PLACES]
+    slept = sleep_rounds(tmp_path / "slept", shards, places, rounds=len(places), seed=campaign.seed)
 
-    def kill(number: int) -> tuple[int, list[str]]:
-        place = [*PLACES][number]
-        pair = make_pair(tmp_path / f"killed-{number}", shards, place)
+    def kill(number: int) -> list[str]:
+        place = places[number]
+        pair = Pair(tmp_path / f"killed-{number}", shards, place)
         pair.start(0)
         pair.wait_for_owner(1)
         pair.signal_tree(0, signal.SIGKILL)
@@ -323,10 +294,10 @@ def test_the_leases_of_the_product_expire_only_for_owners_that_sleep_or_died(
         faults = pair.faults(owner=2) if code == 0 else [pair.said(1)]
         if is_late != ("container" in place):
             faults.append(f"{'waited' if is_late else 'did not wait'}: {pair.said(1)}")
-        return 0, [f"{place}: {fault}" for fault in faults]
+        return [f"{place}: {fault}" for fault in faults]
 
-    _, killed = many(len(PLACES), kill)
-    campaign.found(f"{len(PLACES)} slept for {TTL:g} s, {tries} more did not count; 4 killed")
+    killed = many(len(places), kill)
+    campaign.found(f"{len(places)} slept for {TTL:g} s, as many killed")
     assert slept + killed == []
 
 
@@ -334,21 +305,18 @@ def test_the_leases_of_the_product_expire_only_for_owners_that_sleep_or_died(
 def test_of_two_commands_at_once_one_builds(
     tmp_path: Path, shards: Path, campaign: Campaign
 ) -> None:
-    rounds, ends = 2 * len(PLACES), Counter[str]()
-
-    def race(number: int) -> tuple[int, list[str]]:
+    def race(number: int) -> list[str]:
         place = [*PLACES][number % len(PLACES)]
-        pair = make_pair(tmp_path / str(number), shards, place)
+        pair = Pair(tmp_path / str(number), shards, place)
         for home in (0, 1):
             pair.start(home)
         codes = [pair.end(home) for home in (0, 1)]
         built = sum("\nbuilt " in pair.said(home) for home in (0, 1))
-        ends[f"{place}, built by {built}"] += 1
         faults = pair.faults(owner=1)
         if codes != [0, 0] or built != 1:
             faults.append(f"{codes}, {built} built: {pair.said(0)} {pair.said(1)}")
-        return 0, [f"{place}: {fault}" for fault in faults]
+        return [f"{place}: {fault}" for fault in faults]
 
-    _, found = many(rounds, race)
-    campaign.found(dict(ends))
-    assert found == []
+    rounds = 2 * len(PLACES)
+    assert many(rounds, race) == []
+    campaign.found(f"{rounds} pairs in {len(PLACES)} places, built once each")

@@ -6,7 +6,6 @@ The hosts are network namespaces; docs/verification/clusters.md has the last fig
 """
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,10 +50,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     with two_hosts(tmp_path) as found:
         yield found
-
-
-def tell(figures: str) -> None:
-    sys.stdout.write(f"\n{figures}\n")
 
 
 def start(*hosts: Host) -> None:
@@ -122,36 +117,26 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     first, second = found["segments"]
     assert (first["nodes"], second["nodes"], second["processes"]) == (2, 2, 2)
     assert second["first_step"] >= saved["step"] >= SAVE_EVERY
-    tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the loss")
+    print(f"noticed {noticed:.1f} s, training again {back:.1f} s after the loss")
 
 
-def test_node_0_that_is_lost_is_waited_for(hosts: Hosts, whole: dict[str, str]) -> None:
-    a, b, look = hosts
-    train_past_a_checkpoint(a, b, look)
-    lost = time.time()
-    a.kill()
-    start(a)
-    back = seconds_to_training(a, lost)
-    assert b.runs == 1  # the same command has waited
-    finish(hosts, whole)
-    tell(f"training again {back:.1f} s after the loss of node 0")
-
-
-def test_another_machine_takes_the_place_of_a_lost_node_0(
-    hosts: Hosts, whole: dict[str, str]
+@pytest.mark.parametrize("is_another", [False, True], ids=["given again", "another machine"])
+def test_node_0_that_is_lost_is_waited_for(
+    hosts: Hosts, whole: dict[str, str], *, is_another: bool
 ) -> None:
     a, b, look = hosts
     train_past_a_checkpoint(a, b, look)
     saved = look()["step"]
     lost = time.time()
     a.kill()
-    a.replace()
+    if is_another:
+        a.replace()
     start(a)
     back = seconds_to_training(a, lost)
-    assert b.runs == 1
+    assert b.runs == 1  # the same command has waited
     assert [e["step"] for e in a.events() if e["kind"] == "start"][-1] >= saved
     finish(hosts, whole)
-    tell(f"training again {back:.1f} s after the loss, on another machine")
+    print(f"training again {back:.1f} s after the loss of node 0")
 
 
 def test_a_host_that_falls_silent_is_noticed_and_comes_back(
@@ -169,7 +154,7 @@ def test_a_host_that_falls_silent_is_noticed_and_comes_back(
     back = seconds_to_training(a, lost)
     assert b.runs == 1
     finish(hosts, whole)
-    tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the cable was pulled")
+    print(f"noticed {noticed:.1f} s, training again {back:.1f} s after the cable was pulled")
 
 
 def test_a_stop_of_either_host_saves_on_both(hosts: Hosts, whole: dict[str, str]) -> None:
@@ -178,10 +163,10 @@ def test_a_stop_of_either_host_saves_on_both(hosts: Hosts, whole: dict[str, str]
     until(lambda: step_of(a) > 5, a, b)
     assert b.process is not None
     b.process.send_signal(signal.SIGTERM)
-    told = time.time()
+    stopped_at = time.time()
     assert b.wait(60) == 130, b.log.read_text()
     assert a.wait(60) == LOST
-    tell(f"stopped in {time.time() - told:.1f} s")
+    print(f"stopped in {time.time() - stopped_at:.1f} s")
     assert "was stopped" in a.log.read_text()
     stopped = step_of(a)
     saved = look()
@@ -211,7 +196,7 @@ def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
         steps.add(look().get("step", 0))
     finish(hosts, whole)
     assert len(steps) > 3, steps  # checkpoints have arrived all the time
-    tell(f"slow: {slow}; checkpoints seen in the store: {sorted(steps)}")
+    print(f"slow: {slow}; checkpoints seen in the store: {sorted(steps)}")
 
 
 @pytest.mark.parametrize("during", ["training", "the upload of an earlier save"])
@@ -241,7 +226,7 @@ def test_a_stop_with_two_gigabytes_of_optimizer_state_saves_the_very_step(
         assert saved["step"] == step_of(a) > 1
         total = sum(saved["bytes"].values())  # two thirds of it are AdamW's moments
         assert total > 3e9, saved["bytes"]
-        tell(
+        print(
             f"during {during}: {total / 1e9:.2f} GB, step {saved['step']}; node 1 ended in "
             f"{seconds:.1f} s, node 0 in {time.time() - stopped:.1f} s"
         )

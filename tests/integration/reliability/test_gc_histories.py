@@ -19,13 +19,14 @@ from flows.gc.reach import Edges, Reachable, Rules, Survey
 from flows.identity.manifest import Manifest
 from tests.support.reliability import gc_actors
 from tests.support.reliability.gc_histories import RULES, check, simulate
+from tests.support.reliability.simulation import Kind, simulate_many
 
 FEW = 6  # histories
 ENOUGH = 150  # histories in which a control has to show
 
 
 def test_what_is_in_use_stays_whole_and_the_rest_goes() -> None:
-    check([simulate(seed) for seed in range(FEW)])
+    check(simulate_many(range(FEW), Kind(gc=True)))
 
 
 def test_a_seed_is_one_history() -> None:

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
-from infra.launch.rendezvous import find_port
 from tests.support.flows.waiting import wait_until
+from tests.support.infra.ports import quiet_port
 
 INSTALL = "apt-get install -y slurm-wlm munge"
 SECONDS = 60.0
@@ -61,7 +61,7 @@ def slurm_cluster(directory: Path) -> Generator[Path]:
     """Run a cluster in a directory; yield the path of its configuration, for SLURM_CONF."""
     for name in ("state", "spool-n1", "spool-n2"):
         (directory / name).mkdir()
-    ports = {name: find_port() for name in ("controller", "first", "second")}
+    ports = {name: quiet_port() for name in ("controller", "first", "second")}
     configuration = directory / "slurm.conf"
     configuration.write_text(
         CONFIGURATION.format(host=socket.gethostname(), directory=directory, **ports)

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import stat
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -47,31 +48,24 @@ def find_in_text(text: bytes, secrets: Mapping[str, str]) -> list[str]:
     return [n for n, secret in secrets.items() if any(form in text for form in forms_of(secret))]
 
 
-class CommandLines(threading.Thread):
-    """Looks at every process's command line again and again, while the block runs."""
+@contextlib.contextmanager
+def reading_command_lines(secrets: Mapping[str, str]) -> Iterator[tuple[set[str], list[float]]]:
+    """Read every process's command line again and again; give what is found, and when it read."""
+    found, moments, ended = set[str](), list[float](), threading.Event()
 
-    def __init__(self, secrets: Mapping[str, str], *, every: float = 0.2) -> None:
-        super().__init__(daemon=True)
-        self.found: set[str] = set()
-        self.looks = 0
-        self._secrets = secrets
-        self._every = every
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        while not self._ended.wait(self._every):
+    def read() -> None:
+        while not ended.wait(0.2):
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.Error):
                     words = process.cmdline()
-                    line = "\0".join(words).encode(errors="replace")
-                    for name in find_in_text(line, self._secrets):
-                        self.found.add(f"{name} on the command line of {words[:4]}")
-            self.looks += 1
+                    for name in find_in_text("\0".join(words).encode(errors="replace"), secrets):
+                        found.add(f"{name} on the command line of {words[:4]}")
+            moments.append(time.monotonic())
 
-    def __enter__(self) -> "CommandLines":
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield found, moments
+    finally:
+        ended.set()
+        thread.join()

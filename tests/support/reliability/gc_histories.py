@@ -1,14 +1,13 @@
 """Histories of a store whose garbage is collected while runs use it, each drawn from a seed."""
 
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from flows.gc.reach import Rules
 from tests.support.reliability import gc_actors as actors
 from tests.support.reliability.gc_referee import Referee
-from tests.support.reliability.histories import Broken, History, Simulation
+from tests.support.reliability.histories import Broken, History, Simulation, Tally
 from tests.support.reliability.sim_actors import TERMS, Scene, open_scratch
 from tests.support.reliability.sim_store import Objects, SimStore
 from tests.support.reliability.sim_world import Faults, Process, World
@@ -124,25 +123,9 @@ def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History
         return simulation.play(seed, lines, actors.simulated_pipeline(simulation.world))
 
 
-def _met(histories: Sequence[History]) -> Counter[str]:
-    return sum((history.met for history in histories), Counter())
-
-
-def summary(histories: Sequence[History]) -> str:
-    """Return what they came to, in a line."""
-    met = _met(histories)
-    return (
-        f"{sum(bool(h.broken) for h in histories)} of {len(histories):,} broken, "
-        f"{sum(h.operations for h in histories):,} operations, "
-        f"{met['deleted']:,} objects deleted, {met['reused']:,} artifacts reused, "
-        f"{met['waited']:,} waits for a collection"
-    )
-
-
-def check(histories: Sequence[History]) -> None:
-    """None is broken, and enough happened in them."""
-    assert {h.seed: h.broken for h in histories if h.broken} == {}
-    met = _met(histories)
-    assert met["deleted"] > 10 * len(histories)
-    assert met["reused"] > len(histories)
-    assert met["waited"] > len(histories)
+def check(tally: Tally) -> None:
+    """Nothing broke, and enough happened in these histories."""
+    assert tally.broken == {}
+    assert tally.met["deleted"] > 10 * tally.histories  # objects
+    assert tally.met["reused"] > tally.histories  # artifacts
+    assert tally.met["waited"] > tally.histories  # for a collection

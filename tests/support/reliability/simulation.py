@@ -39,7 +39,7 @@ from tests.support.reliability.sim_world import Faults, Machine, Process, World
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
 _SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
-_CHUNK = 500
+_CHUNK = 100
 
 
 @dataclass(frozen=True, kw_only=True)

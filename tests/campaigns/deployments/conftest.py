@@ -1,5 +1,0 @@
-"""Fixtures of tests.support.deployments.fixtures."""
-
-from tests.support.deployments.fixtures import api, deploy, posted
-
-__all__ = ["api", "deploy", "posted"]
