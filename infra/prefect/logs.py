@@ -17,12 +17,16 @@ _NOISE = (
 
 
 def spawn(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command whose output is appended to `log`, in a session of its own.
 
-    So Ctrl-C reaches the caller alone. A log of more than 20 MB is renamed to NAME.1 before. Raises
-    OSError if the command cannot be started.
+    So Ctrl-C reaches the caller alone. `inherited` are file descriptors that it gets. A log of more
+    than 20 MB is renamed to NAME.1 before. Raises OSError if the command cannot be started.
     """
     if log.exists() and log.stat().st_size > _MAX_LOG:
         shutil.move(log, f"{log}.1")
@@ -36,6 +40,7 @@ def spawn(
             stdout=file,
             stderr=file,
             start_new_session=True,
+            pass_fds=inherited,
         )
 
 

@@ -127,7 +127,7 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
                     if find_password(home) is None:
                         _make_password(home)
                     password_path(home).chmod(0o600)  # also a copy that other users could read
-                server = _spawn_server(home, _find_port(ports))
+                server = _spawn_server(home, ports)
     adopt_password(home)
     return server
 
@@ -315,31 +315,34 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
     }
 
 
-def _find_port(ports: Sequence[int]) -> int:
-    """Return the first of these ports that no program listens on. Raises ServerError for none.
-
-    The server opens it seconds later; it ends if another program was first.
-    """
-    if (port := next(filter(_is_free, ports), None)) is not None:
-        return port
-    raise ServerError(
-        f"none of the ports {ports[0]} to {ports[-1]} is free for the Prefect server",
-        hint="close a program that listens there",
-    )
-
-
-def _is_free(port: int) -> bool:
+def _is_free(port: int, claim: socket.socket | None = None) -> bool:
+    """Return whether no program listens on a port; with a UDP socket, whether it got the port."""
     with contextlib.suppress(OSError, OverflowError), socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((HOST, port))
+        if claim is not None:
+            claim.bind((HOST, port))
         return True
     return False
 
 
-def _spawn_server(home: Path, port: int) -> Server:
+def _spawn_server(home: Path, ports: Sequence[int]) -> Server:
+    """Start the server on the first free port. Raises ServerError if there is none."""
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
-    command += ["--port", str(port)]
-    process = spawn(command, log=log_path(home), environment=_server_environment(home, port))
+    # The server opens its TCP port seconds after its start. Until its end it has the UDP port of
+    # that number, so no server of another home that starts meanwhile chooses the same.
+    with socket.socket(type=socket.SOCK_DGRAM) as claim:
+        if (port := next((port for port in ports if _is_free(port, claim)), None)) is None:
+            raise ServerError(
+                f"none of the ports {ports[0]} to {ports[-1]} is free for the Prefect server",
+                hint="close a program that listens there",
+            )
+        process = spawn(
+            [*command, "--port", str(port)],
+            log=log_path(home),
+            environment=_server_environment(home, port),
+            inherited=[claim.fileno()],
+        )
     start = start_of(process.pid) or ""  # "": it has ended already
     server = Server(port=port, pid=process.pid, start=start)
     try:

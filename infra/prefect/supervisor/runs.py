@@ -1,9 +1,9 @@
 """Resume deployed runs whose process died: the one place that decides it.
 
 A deployed run sends Prefect a heartbeat every 30 seconds. One that is silent for three of them, or
-that a worker took and never began, is set to Crashed. A crashed run with the tag `auto-resume` is
-scheduled again, until it was resumed ten times in a row without progress: then it fails. Each
-supervisor polls its server.
+that a worker took and never began, is set to Crashed, or to Cancelled if it was being cancelled. A
+crashed run with the tag `auto-resume` is scheduled again, until it was resumed ten times in a row
+without progress: then it fails. Each supervisor polls its server.
 """
 
 import itertools
@@ -29,6 +29,12 @@ QUEUED_SECONDS = 3600.0  # the same where a run may wait for a node, as on Kuber
 # first report, the second one would set the running attempt to Crashed.
 SETTLED_SECONDS = 10.0
 MAX_RESUMES = 10  # in a row without progress
+_BEGUN = ("RUNNING", "CANCELLING")  # states of a run that a process executes
+_ENDS = {  # state -> why a run that is found dead in it is ended
+    "PENDING": "its worker did not start it",
+    "RUNNING": f"no heartbeat for {SILENT_SECONDS:g} s",
+    "CANCELLING": "it was cancelled and has no process",
+}
 
 
 class RunWatch:
@@ -48,7 +54,7 @@ class RunWatch:
         self._problem = ""  # the last one that was logged
 
     def poll(self, api_url: str) -> None:
-        """Crash silent runs and resume crashed ones. An answer that is not Prefect's is logged."""
+        """End silent runs and resume crashed ones. An answer that is not Prefect's is logged."""
         problem = ""
         try:
             self._poll(api_url)
@@ -72,8 +78,8 @@ class RunWatch:
         self._problem = problem
 
     def _poll(self, api_url: str) -> None:
-        runs = [*_find(api_url, "PENDING", "RUNNING"), *_find(api_url, "CRASHED")]
-        running = [run["id"] for run in runs if run["state_type"] == "RUNNING"]
+        runs = [*_find(api_url, "PENDING", *_BEGUN), *_find(api_url, "CRASHED")]
+        running = [run["id"] for run in runs if run["state_type"] in _BEGUN]
         beats = _heartbeats(api_url, running, since=self._began)
         now, before = time.monotonic(), self._seen
         self._seen = {}
@@ -82,24 +88,28 @@ class RunWatch:
             known, since = before.get(run["id"], (mark, now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
-            pid = run["infrastructure_pid"] or ""
+            pid, is_cancelled = run["infrastructure_pid"] or "", run["state_type"] == "CANCELLING"
             is_here = self._is_own and pid.isdigit()
             is_alive = is_here and bool(start_of(int(pid)))
+            # One that is cancelled before it has a process gets none any more.
+            is_dead = not is_alive and (is_here or (self._is_own and not pid and is_cancelled))
             if run["state_type"] == "PENDING" and is_alive:
                 continue  # its process is starting; resumed, it would run twice
-            if run["state_type"] == "RUNNING" and run["id"] not in beats:
+            if run["state_type"] in _BEGUN and run["id"] not in beats:
                 # Of a run that sends none silence says nothing. But a process of this machine may
                 # have ended, as all did that began under an earlier supervisor.
                 since = datetime.fromisoformat(run["state"]["timestamp"])
-                is_dead = is_here and not is_alive
                 if not (is_dead or (self._is_own and since <= self._started)):
                     continue
             mark, since = self._seen[run["id"]]
-            if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):
+            limit = _limit(api_url, run, now - since)
+            if is_cancelled and is_dead:
+                limit = SETTLED_SECONDS
+            if now - since >= limit and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
-        """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.
+        """Set a dead run to Crashed or Cancelled, end what it began on the pages, and resume it.
 
         Returns whether that is done, by this process or another one.
         """
@@ -107,18 +117,14 @@ class RunWatch:
         # Another supervisor may have resumed it since it was listed.
         if found is None or found["state"]["id"] != run["state"]["id"]:
             return True
-        if run["state_type"] != "CRASHED":
-            why = (
-                f"no heartbeat for {SILENT_SECONDS:g} s"
-                if run["state_type"] == "RUNNING"
-                else "its worker did not start it"
-            )
+        is_cancelled = run["state_type"] == "CANCELLING"
+        if why := _ENDS.get(run["state_type"]):
             # Never forced: Prefect refuses it for a run that ended meanwhile.
-            if not set_state(api_url, run["id"], "CRASHED", why):
+            if not set_state(api_url, run["id"], "CANCELLED" if is_cancelled else "CRASHED", why):
                 return False
             self._log(f"run {run['name']}: {why}")
         end_task_runs(api_url, run["id"], "its process ended")
-        return AUTO_RESUME not in run["tags"] or self._resume(api_url, run)
+        return is_cancelled or AUTO_RESUME not in run["tags"] or self._resume(api_url, run)
 
     def _resume(self, api_url: str, run: dict[str, Any]) -> bool:
         found = ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")

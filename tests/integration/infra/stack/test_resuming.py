@@ -104,9 +104,11 @@ def test_what_is_decided_while_the_watch_looks_at_it_stays(
 def test_a_run_whose_process_died_during_a_cancel_is_cancelled(watched: Watched) -> None:
     died = watched.run("running", "cancelling", "crashed", "crashed")
     retried = watched.run("running", "cancelling", "cancelled", "scheduled", "running", "crashed")
+    never_began = watched.run("pending", "cancelling")
     watched.poll()
     watched.poll(after=11)
     assert [watched.state(died), watched.state(retried)] == ["Cancelled", "AwaitingRetry"]
+    assert watched.state(never_began) == "Cancelled"
 
 
 def test_a_run_that_gets_no_further_is_failed_after_ten_resumes(watched: Watched) -> None:

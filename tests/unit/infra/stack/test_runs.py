@@ -196,6 +196,27 @@ def test_a_run_that_dies_while_it_is_cancelled_is_cancelled(server: Server) -> N
     assert poll(server, server.watch(), 0, 11) == ["CANCELLED"]
 
 
+def test_a_silent_run_that_is_being_cancelled_is_cancelled_and_not_resumed(server: Server) -> None:
+    server.history.append("CANCELLING")
+    assert poll(server, watch := server.watch(), 0, 85) == []
+    assert poll(server, watch, 91, 101, 200) == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("pid", [None, str(2**22 + 1)])  # the number is more than Linux gives
+@pytest.mark.parametrize("beats", [None, (1, SHOWN)])
+def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_soon(
+    server: Server, pid: str | None, beats: tuple[int, str] | None
+) -> None:
+    server.history.append("CANCELLING")
+    server.since = datetime.now(UTC) + timedelta(seconds=5)
+    server.beats, server.pid = beats, str(os.getpid())
+    watch = server.watch(is_own=True)
+    assert poll(server, watch, 0, 60) == []  # it saves
+    server.pid = pid
+    assert poll(server, watch, 61) == ["CANCELLED"]
+    assert server.lines == ["run toy: it was cancelled and has no process"]
+
+
 def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
     server.error = KeyError("state")
     poll(server, server.watch(), 0, 5, 10)
