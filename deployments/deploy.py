@@ -6,7 +6,7 @@ person set in Prefect's pages. What only an older version of ours registered is 
 
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -52,7 +52,9 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
     with get_client(sync_client=True) as client:
         registered = _read_registered(client)
         # Pools named in earlier calls are known by their deployments of the flow one-stage.
-        known = {item.name for item in POOLS} | {*pools, *_names(registered, one_stage.name)}
+        names_of = (name.partition("/") for name in registered)
+        earlier = [name for flow, _, name in names_of if flow == one_stage.name]
+        known = {item.name for item in POOLS} | {*pools, *earlier}
         gpu = next(pool for pool in POOLS if pool.name == GPU)
         more = sorted(known - {pool.name for pool in POOLS})
         all_pools = [*POOLS, *(replace(gpu, name=name) for name in more)]
@@ -127,11 +129,6 @@ def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:
                     flows[found.flow_id] = client.read_flow(found.flow_id).name
                 ours[f"{flows[found.flow_id]}/{found.name}"] = found.id
     return ours
-
-
-def _names(registered: Iterable[str], flow: str) -> set[str]:
-    """Return the names of a flow's deployments."""
-    return {name.partition("/")[2] for name in registered if name.startswith(f"{flow}/")}
 
 
 def main(pools: Sequence[str]) -> int:

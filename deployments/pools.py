@@ -4,7 +4,7 @@ An existing pool is used as it is, whatever its type: only our own environment v
 into its template, and missing queues are created. What a person set there stays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,14 +51,23 @@ def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
     Its runs get our ENVIRONMENT, unless their deployment sets other values. If the pool's template
     has no variable `env`, its owner must set ENVIRONMENT for the workers.
     """
-    changed = _make(client, pool)
+    made = WorkPoolCreate(
+        name=pool.name,
+        type=PROCESS,
+        description=pool.description,
+        base_job_template=ProcessWorker.get_default_base_job_template(),
+    )
+    changed = _create(client.create_work_pool, made)
     found = client.read_work_pool(pool.name)
     template = with_environment(found.base_job_template, ENVIRONMENT)
     if template != found.base_job_template:
         client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
         changed = True
     for name, priority in pool.queues.items():
-        changed |= _make_queue(client, pool, name, priority)
+        # An existing queue keeps its priority, which a person may have changed.
+        changed |= _create(
+            client.create_work_queue, name, priority=priority, work_pool_name=pool.name
+        )
     return changed
 
 
@@ -72,29 +81,10 @@ def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]
     return changed
 
 
-def _make(client: SyncPrefectClient, pool: Pool) -> bool:
-    """Create the pool if it does not exist; return whether it was created."""
+def _create(create: Callable[..., Any], *arguments: Any, **options: Any) -> bool:
+    """Create a pool or queue with these arguments if it does not exist; return whether it was."""
     try:
-        client.create_work_pool(
-            WorkPoolCreate(
-                name=pool.name,
-                type=PROCESS,
-                description=pool.description,
-                base_job_template=ProcessWorker.get_default_base_job_template(),
-            )
-        )
-    except ObjectAlreadyExists:
-        return False
-    return True
-
-
-def _make_queue(client: SyncPrefectClient, pool: Pool, name: str, priority: int) -> bool:
-    """Create the queue if it does not exist; return whether it was created.
-
-    An existing queue keeps its priority, which a person may have changed.
-    """
-    try:
-        client.create_work_queue(name, priority=priority, work_pool_name=pool.name)
+        create(*arguments, **options)
     except ObjectAlreadyExists:
         return False
     return True

@@ -41,7 +41,7 @@ class Evaluated:
 def nanochat_eval(request: EvalRequest) -> Evaluated:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
     known = planned_by_caller(request, Suite)
-    setup = open_flow(store=request.store, pool=request.pool)
+    setup = open_flow(store=request.store)
     suite = known or setup.wait(lambda: open_suite(request, setup.store, warn=setup.warn))
     given = {suite.model.stage: suite.model} if suite.more else {}
     outcome = run(suite.run, setup=setup, uses=(request.model,), more=suite.more, given=given)

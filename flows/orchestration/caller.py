@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,9 +21,9 @@ from prefect.states import Cancelled
 from flows.building.context import Watch
 from flows.leases import run_lock
 from flows.orchestration.client import NOT_ANSWERING
-from flows.orchestration.stage_runs import is_cancelled, was_cancelled_before
+from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Opened
-from infra.launch.background import Work, run_in_background
+from infra.launch.background import run_in_background
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
 
@@ -96,7 +97,7 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     run, caller = flow_run.get_id(), LOCAL_RUN.get()
     state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
     if caller is None:
-        if was_cancelled_before(run):
+        if is_cancelled(run, before=True):
             return state
         try:
             return body()
@@ -107,8 +108,12 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
                 raise
             return state
     cancelled = threading.Event()
+    # Prefect reads its settings from context variables, which a new thread does not inherit.
+    context = copy_context()
     try:
-        with run_in_background(_stop_when_cancelled(run, caller, cancelled)):
+        with run_in_background(
+            partial(_stop_when_cancelled, lambda: context.run(is_cancelled, run), caller, cancelled)
+        ):
             made = body()
         # Cancel may have been pressed after the last poll, when all stages were built.
         if not is_cancelled(run):
@@ -126,6 +131,17 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     return state
 
 
+def _stop_when_cancelled(
+    ask: Callable[[], bool], caller: LocalRun, cancelled: threading.Event, over: threading.Event
+) -> None:
+    """Stop the run once it is cancelled in Prefect's pages."""
+    while not over.wait(SLOW_SECONDS) and not caller.stop.is_set():
+        if ask():
+            cancelled.set()  # first: what `stop` ends finds it
+            caller.stop.set()
+            caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
+
+
 def _note_end(caller: LocalRun, end: Any) -> None:
     """Note what the body returned or raised; log a line if Prefect takes long to record it."""
     caller.ends.append(end)
@@ -135,18 +151,3 @@ def _note_end(caller: LocalRun, end: Any) -> None:
     waiting.daemon = True
     waiting.start()
     caller.locks.callback(waiting.cancel)
-
-
-def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
-    """Return work that stops the run once it is cancelled in Prefect's pages."""
-    # Prefect reads its settings from context variables, which a new thread does not inherit.
-    context = copy_context()
-
-    def stop(over: threading.Event) -> None:
-        while not over.wait(SLOW_SECONDS) and not caller.stop.is_set():
-            if context.run(is_cancelled, run):
-                cancelled.set()  # first: what `stop` ends finds it
-                caller.stop.set()
-                caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
-
-    return stop

@@ -51,31 +51,25 @@ def dispatch(
     hint if it failed or was cancelled, StageInterrupted if this run is stopped. In the last case
     the builder continues: see `cancel_requests_of`.
     """
+    began = time.time()
     # The builder's own events stay on its machine, so the failure is reported here once more.
     with reporting_failure(stage, context):
-        return _dispatch(stage, context, run, inputs, force=force)
-
-
-def _dispatch(
-    stage: Stage, context: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
-) -> Built:
-    began = time.time()
-    lookup = look_up(stage, context, inputs, force=force)
-    if lookup.manifest is not None:
-        return reuse(context, lookup.manifest)
-    request = make_request(stage, context, run, inputs, identity=lookup.identity)
-    # Repeats only where the run that ended was another caller's, cancelled or failed for reasons of
-    # its own: then this caller submits a request itself. See _check_ended.
-    while True:
-        relay = _ProgressRelay(context, request)
-        ended = _follow(context, request, _open_run(context, request, relay), relay)
-        # First the store, whatever the run's state: it may crash after it has published.
-        # By the number that was requested: another run may have asked for the next one meanwhile.
-        redo = lookup.identity.redo
-        manifest = look_up(stage, context, inputs, force=False, redo=redo).manifest
-        if manifest is not None:
-            return finish(context, manifest, began=began)
-        _check_ended(request, ended)
+        lookup = look_up(stage, context, inputs, force=force)
+        if lookup.manifest is not None:
+            return reuse(context, lookup.manifest)
+        request = make_request(stage, context, run, inputs, identity=lookup.identity)
+        # Repeats only where the run that ended was another caller's, cancelled or failed for
+        # reasons of its own: then this caller submits a request itself. See _check_ended.
+        while True:
+            relay = _ProgressRelay(context, request)
+            ended = _follow(context, request, _open_run(context, request, relay), relay)
+            # First the store, whatever the run's state: it may crash after it has published. By
+            # the number that was requested: another run may have asked for the next one meanwhile.
+            redo = lookup.identity.redo
+            manifest = look_up(stage, context, inputs, force=False, redo=redo).manifest
+            if manifest is not None:
+                return finish(context, manifest, began=began)
+            _check_ended(request, ended)
 
 
 def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:

@@ -105,7 +105,6 @@ class FlowSetup:
     run_id: str  # the flow run's name
     home: Path
     store: Store
-    pool: str | None  # that builds the GPU stages
     wait: StoreWait  # for the flow's own requests to the store
     caller: LocalRun | None  # None: a worker runs the flow
     stop: threading.Event
@@ -181,14 +180,12 @@ def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
 def open_flow(
     *,
     store: str | None,
-    pool: str | None,
     runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
 ) -> FlowSetup:
     """Open the store of the current flow run.
 
     Args:
         store: URL of the store; None: that of this machine.
-        pool: The pool that builds the GPU stages.
         runs_of: Returns the ids of the runs that the flow run records, given its own.
     """
     caller = LOCAL_RUN.get()
@@ -208,16 +205,7 @@ def open_flow(
             caller.watch("run", {"kind": "message", "text": text})
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(opened, stop)
-
-    return FlowSetup(
-        run_id=run_id,
-        home=home,
-        store=opened,
-        pool=pool,
-        wait=wait,
-        caller=caller,
-        stop=stop,
-    )
+    return FlowSetup(run_id=run_id, home=home, store=opened, wait=wait, caller=caller, stop=stop)
 
 
 def note_progress(items: Iterable[StagePlan]) -> None:

@@ -20,7 +20,7 @@ from flows.building.stage_request import StageRequest, build_on_node, stage_of
 from flows.identity.ref import short
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_page import StagePage, final_state
-from flows.orchestration.stage_runs import is_cancelled, was_cancelled_before
+from flows.orchestration.stage_runs import is_cancelled
 from flows.orchestration.stage_task import failed
 from infra.gangs.open import open_gangs
 from infra.placement import default_home
@@ -48,7 +48,7 @@ def one_stage(request: StageRequest) -> Any:
 def _build(request: StageRequest) -> State[Any]:
     run_id = flow_run.get_id()
     end_with_worker()
-    if was_cancelled_before(run_id):
+    if is_cancelled(run_id, before=True):
         return Cancelled(message="cancelled before it began")
     # In the flow's own thread, not in a task's: a signal that ends the flow must end the job too.
     with contextlib.closing(StagePage(stage_of(request), run=request.run)) as reporter:

@@ -54,7 +54,7 @@ def run(
     """
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
-    setup = setup or open_flow(store=request.store, pool=request.pool)
+    setup = setup or open_flow(store=request.store)
     check_name_of(request)  # before the store and the home are used
     planned = setup.plan(request)
     name = setup.wait(lambda: planned.name)

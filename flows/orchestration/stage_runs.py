@@ -112,24 +112,18 @@ def state_name(run: FlowRun) -> str:
     return (run.state.name if run.state else None) or "unknown"
 
 
-def is_cancelled(flow_run_id: str | None) -> bool:
-    """Return whether this flow run was cancelled; False if Prefect does not answer."""
-    if flow_run_id is not None:
-        with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
-            return client.read_flow_run(UUID(flow_run_id)).state_type in _STOPPED
-    return False
+def is_cancelled(flow_run_id: str | None, *, before: bool = False) -> bool:
+    """Return whether this flow run was cancelled; False if Prefect does not answer.
 
-
-def was_cancelled_before(flow_run_id: str | None) -> bool:
-    """Return whether this flow run was cancelled before its process began it.
-
-    Prefect ends such a run after five minutes, and still lets a process begin it that took longer
-    to start. False if Prefect does not answer.
+    With `before`, whether it was before its process began it: a supervisor or Prefect ends such a
+    run, and Prefect still lets a process begin it that took longer to start.
     """
     if flow_run_id is not None:
         with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
-            before = client.read_flow_run_states(UUID(flow_run_id))[:-1]  # the oldest first
-            return bool(before) and before[-1].type in _STOPPED
+            newest = client.read_flow_run_states(UUID(flow_run_id))[
+                ::-1
+            ]  # it gives the oldest first
+            return any(state.type in _STOPPED for state in newest[before : before + 1])
     return False
 
 

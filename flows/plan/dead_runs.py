@@ -34,20 +34,13 @@ def end_dead_runs(store: Store, home: Path) -> None:
         return True
 
     def report(run: str, end: str) -> bool:
-        from infra.prefect.access import NO_ANSWER
-        from infra.prefect.flow_runs import find_api, find_flow_runs, report_ended, set_state
+        from infra.prefect.flow_runs import find_flow_runs, report_ended
 
-        found, why = find_flow_runs(home, run), _DIED
-        if end == run_lock.FINISHED and found is not None and (api_url := find_api(home)):
-            found, why = [each for each in found if each.name == run], _FINISHED
-            try:
-                for each in found:
-                    # Running, or Failed: Prefect's engine reports that it could not report.
-                    set_state(api_url, each.id, "COMPLETED", why, force=True)
-            except NO_ANSWER:
-                return False
-            found = [replace(each, type="COMPLETED") for each in found]
-        return report_ended(home, found, why)
+        found = find_flow_runs(home, run)
+        if end == run_lock.FINISHED:
+            found = found and [each for each in found if each.name == run]
+            return report_ended(home, found, _FINISHED, as_completed=True)
+        return report_ended(home, found, _DIED)
 
     run_lock.forget_dead(home, store.url, end, report)
 

@@ -86,9 +86,7 @@ def sweep(request: SweepRequest) -> CompletedSweep:
         when = run_id.removeprefix(f"sweep-{opened.name}-")
         return {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
 
-    setup = open_flow(
-        store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
-    )
+    setup = open_flow(store=request.store, runs_of=lambda run: list(ids_of(run).values()))
     ids = ids_of(setup.run_id)
     pins = {} if known else setup.known_pins(ids[opened.largest.label])
     planned = known or setup.wait(

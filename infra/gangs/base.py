@@ -5,6 +5,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from nanochat_core.errors import StageError
 
+SECONDS = 60.0  # for an answer of the scheduler; a busy one takes many
 # queued: waits for machines, perhaps again. finished: every process ended with exit code 0.
 Phase: TypeAlias = Literal["queued", "running", "finished", "failed", "cancelled"]
 

@@ -14,12 +14,11 @@ from typing import Any
 import yaml
 from urllib3.exceptions import HTTPError
 
-from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
+from infra.gangs.base import SECONDS, GangError, GangSpec, GangState, Phase, SchedulerUnavailable
 
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # as pods see it
 QUEUE = "kueue.x-k8s.io/queue-name"
-_SECONDS = 30.0
 _OVERLAP = 10  # seconds of a log that are read again; known lines are left out
 _PHASES: dict[str, Phase] = {"Completed": "finished", "Failed": "failed"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
@@ -123,7 +122,7 @@ def _ask(verb: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     from kubernetes.client import ApiException
 
     try:
-        return verb(*arguments, **options, _request_timeout=_SECONDS)
+        return verb(*arguments, **options, _request_timeout=SECONDS)
     except ApiException as raised:
         error: Any = raised
         if error.status == 404:

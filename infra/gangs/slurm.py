@@ -9,10 +9,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
+from infra.gangs.base import SECONDS, GangError, GangSpec, GangState, Phase, SchedulerUnavailable
 
 SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
-_SECONDS = 60.0  # for a command; a busy controller takes many
 _MAX_LOG = 2**16  # bytes of a log in one call
 _UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connection refused|try again|unavailable", re.I
@@ -131,11 +130,11 @@ def _run(*words: str, environment: dict[str, str] | None = None) -> str:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SchedulerUnavailable(f"{words[0]} did not end within {_SECONDS:.0f} s") from None
+        raise SchedulerUnavailable(f"{words[0]} did not end within {SECONDS:.0f} s") from None
     except FileNotFoundError:
         raise GangError(
             f"there is no {words[0]} here",

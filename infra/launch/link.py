@@ -36,7 +36,7 @@ class Link:
 
     def begins_with(self, secret: str) -> bool:
         """Return whether the connection begins with the secret, for which this waits a while."""
-        expected = _first_line(secret)
+        expected = f"{secret}\n".encode()
         self._connection.settimeout(ANSWER_SECONDS)
         try:
             # No byte more: what follows the secret is the first message.
@@ -81,7 +81,7 @@ def open_link(endpoint: str, *, secret: str, silence: float) -> Link | None:
     host, _, port = endpoint.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), min(silence, ANSWER_SECONDS))
-        connection.sendall(_first_line(secret))
+        connection.sendall(f"{secret}\n".encode())
     except (OSError, ValueError):
         return None
     return Link(connection, silence=silence)
@@ -95,7 +95,3 @@ def accept_links(
     while not over.is_set():
         with contextlib.suppress(OSError):  # none came, or it has ended already
             yield Link(listener.accept()[0], silence=silence)
-
-
-def _first_line(secret: str) -> bytes:
-    return secret.encode() + b"\n"

@@ -5,6 +5,7 @@ machine: with two processes each, those of node 1 are ranks 2 and 3. So rank 0, 
 job's files, is always on node 0.
 """
 
+import contextlib
 import os
 import shlex
 import socket
@@ -19,6 +20,7 @@ from nanochat_core.errors import ConfigError
 # nanochat_core/runtime/hardware/distributed.py.
 SECONDS_TO_JOIN = 120
 NODES, NODE, ADDRESS = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"
+INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo's own variable
 _NOWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737); nothing is sent to it
 _ALONE = "127.0.0.1"
 
@@ -43,24 +45,17 @@ def find_gang(environment: Mapping[str, str] | None = None) -> Gang:
     Raises ConfigError if one of them is missing or no number, or if the numbers do not fit.
     """
     values = os.environ if environment is None else environment
-    nodes, node = (_number(values, name) for name in (NODES, NODE))
-    if nodes is None and node is None:
+    given = [values.get(name) for name in (NODES, NODE)]
+    if not any(given):
         return Gang(nodes=1, node=0)
-    if nodes is None or node is None or not 0 <= node < nodes:
-        given = (f"{name} is {values.get(name) or 'not set'}" for name in (NODES, NODE))
-        raise ConfigError(
-            ", ".join(given), hint="give each machine their number, and its own from 0 below that"
-        )
-    return Gang(nodes=nodes, node=node)
-
-
-def _number(values: Mapping[str, str], name: str) -> int | None:
-    try:
-        return int(values[name]) if values.get(name) else None
-    except ValueError:
-        raise ConfigError(
-            f"{name} is {values[name]!a}, not a number", hint="start a fixed number of machines"
-        ) from None
+    with contextlib.suppress(ValueError):
+        nodes, node = (int(value or "") for value in given)
+        if 0 <= node < nodes:
+            return Gang(nodes=nodes, node=node)
+    raise ConfigError(
+        ", ".join(f"{name} is {values.get(name) or 'not set'}" for name in (NODES, NODE)),
+        hint="start a fixed number of machines; give each that number, and its own from 0 below it",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,39 +98,31 @@ class Rendezvous:
         }
 
     def environment(self) -> dict[str, str]:
-        """Return variables that name the network interface of gloo and NCCL, where not yet set.
+        """Return the variable that names gloo's network interface, unless it is set.
 
         By default gloo takes the interface to which this machine's name resolves; inside a
         container or a namespace that may be the wrong one.
         """
-        given = os.environ.get("NANOCHAT_INTERFACE")
         host = self.endpoint.rpartition(":")[0]
-        interface = given or find_interface(host) or find_interface(_route(host))
-        wanted = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": given}
-        return {name: value for name, value in wanted.items() if value and name not in os.environ}
+        interface = find_interface(host) or find_interface(_route(host))
+        return {INTERFACE: interface} if interface and INTERFACE not in os.environ else {}
 
 
 def own_address(*, toward: str | None = None) -> str:
     """Return the address at which other machines reach this one.
 
-    PET_MASTER_ADDR, else that of the interface NANOCHAT_INTERFACE, else the source address of
-    packets to `toward` or to a distant host; 127.0.0.1 if there is no other.
+    PET_MASTER_ADDR, else that of gloo's interface if it is set, else the source address of packets
+    to `toward` or to a distant host; 127.0.0.1 if there is no other.
     """
-    if given := os.environ.get(ADDRESS):
-        return given
-    addresses = dict(_interfaces())
-    if (interface := os.environ.get("NANOCHAT_INTERFACE")) in addresses:
-        return addresses[interface]
-    return _route(toward)
+    of_gloo = dict(_interfaces()).get(os.environ.get(INTERFACE, ""))
+    return os.environ.get(ADDRESS) or of_gloo or _route(toward)
 
 
 def _route(toward: str | None) -> str:
     """Return this machine's address on the way to `toward`, else to a distant host, else any."""
-    for target in (toward, _NOWHERE):
-        if target and not _is_loopback(found := _address_toward(target)):
-            return found
-    others = [found for _, found in _interfaces() if not _is_loopback(found)]
-    return others[0] if others else _ALONE
+    found = [_address_toward(target) for target in (toward, _NOWHERE) if target]
+    found += [address for _, address in _interfaces()]
+    return next((each for each in found if not each.startswith("127.")), _ALONE)
 
 
 def find_port() -> int:
@@ -181,7 +168,3 @@ def _address_toward(target: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:  # no way there
         return _ALONE
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.")

@@ -162,11 +162,15 @@ def _parse(tree: Mapping[str, Any]) -> FlowRun:
     )
 
 
-def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
-    """Set these flow runs of a run that has no process to Crashed; see `find_flow_runs`.
+def report_ended(
+    home: Path, found: Sequence[FlowRun] | None, why: str, *, as_completed: bool = False
+) -> bool:
+    """End these flow runs of a run that has no process; see `find_flow_runs`.
 
-    Returns whether nothing is left to report. Requests of stages are not touched: their workers
-    live. Asks only a server that runs.
+    Those that live are set to Crashed; all to Completed if the run is known to have finished, also
+    one that Prefect's engine made Failed since it could not report that. Returns whether nothing is
+    left to report. Requests of stages are not touched: their workers live. Asks only a server that
+    runs.
     """
     api_url = find_api(home)
     if found is None or api_url is None:
@@ -177,8 +181,9 @@ def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
         for flow_run in found:
             if flow_run.is_request:
                 continue
-            if flow_run.is_live:
-                set_state(api_url, flow_run.id, "CRASHED", why, force=True)
+            if flow_run.is_live or as_completed:
+                state = "COMPLETED" if as_completed else "CRASHED"
+                set_state(api_url, flow_run.id, state, why, force=True)
             end_task_runs(api_url, flow_run.id, why)
     except NO_ANSWER:
         return False

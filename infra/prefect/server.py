@@ -69,7 +69,8 @@ class Server:
 def find_record(home: Path) -> Server | None:
     """Return the server that last ran for `home`, or None."""
     with contextlib.suppress(OSError, ValueError, TypeError):  # none, or not one of ours
-        return Server(**json.loads(server_path(home).read_text(encoding="utf-8")))
+        text = (home / "prefect" / "server.json").read_text(encoding="utf-8")
+        return Server(**json.loads(text))
     return None
 
 
@@ -120,7 +121,14 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
             server = find_server(home)
             if server is None:
                 # A server that another command started would have another environment.
-                _check_not_restarted(home)
+                other = find_supervisor(home)
+                if other is not None and other.pid != os.getpid():
+                    raise ServerError(
+                        f"no Prefect server runs; process {other.pid}, `nanochat up`, supervises "
+                        "this home",
+                        hint="give the same command again in some seconds, or with the "
+                        "PREFECT_API_URL of `up`",
+                    )
                 if not guarded:
                     password_path(home).unlink(missing_ok=True)
                 else:
@@ -130,16 +138,6 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
                 server = _spawn_server(home, ports)
     adopt_password(home)
     return server
-
-
-def _check_not_restarted(home: Path) -> None:
-    supervisor = find_supervisor(home)
-    if supervisor is None or supervisor.pid == os.getpid():
-        return
-    raise ServerError(
-        f"no Prefect server runs; process {supervisor.pid}, `nanochat up`, supervises this home",
-        hint="give the same command again in some seconds, or with the PREFECT_API_URL of `up`",
-    )
 
 
 def find_password(home: Path) -> str | None:
@@ -358,13 +356,8 @@ def _spawn_server(home: Path, ports: Sequence[int]) -> Server:
 
 def write_record(home: Path, server: Server) -> None:
     """Write the record where commands look for it."""
-    server_path(home).parent.mkdir(parents=True, exist_ok=True)
-    write_json(server_path(home), asdict(server))
-
-
-def server_path(home: Path) -> Path:
-    """Return the path of the server's record."""
-    return home / "prefect" / "server.json"
+    (home / "prefect").mkdir(parents=True, exist_ok=True)
+    write_json(home / "prefect" / "server.json", asdict(server))
 
 
 def password_path(home: Path) -> Path:

@@ -51,7 +51,7 @@ def run(job):
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PET_MASTER_ADDR", "NANOCHAT_INTERFACE", "GLOO_SOCKET_IFNAME"):
+    for name in ("PET_MASTER_ADDR", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -113,14 +113,13 @@ def test_a_signal_from_elsewhere_is_the_loss_of_a_machines_only_rank(
 
 
 def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_INTERFACE", "lo")
-    assert own_address() == "127.0.0.1"
     rendezvous = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
-    assert rendezvous.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert rendezvous.environment() == {"GLOO_SOCKET_IFNAME": "lo"}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert own_address() == "127.0.0.1"
+    assert rendezvous.environment() == {}  # a user's own setting stays
     monkeypatch.setenv("PET_MASTER_ADDR", "gpu-7.cluster")
     assert own_address() == "gpu-7.cluster"
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    assert rendezvous.environment() == {"NCCL_SOCKET_IFNAME": "lo"}  # a person's own setting stays
 
 
 def test_the_interface_is_the_one_that_has_the_address() -> None:

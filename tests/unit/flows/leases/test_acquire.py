@@ -258,20 +258,9 @@ def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(wait):
     assert waiter.wait_for_result() is ARTIFACT
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(wait, tmp_path):
-    with built_elsewhere(tmp_path):
-        waiter = wait()
-        wait_until(waiter.is_waiting)
-        (tmp_path / "disk").rename(tmp_path / "away")
-        time.sleep(5 * TERMS.max_poll)
-        assert waiter.result is None
-        late = wait("b")
-        assert isinstance(late.wait_for_result(), StoreError)
-        (tmp_path / "away").rename(tmp_path / "disk")
-    assert isinstance(waiter.wait_for_result(), HeldLease)
-
-
-def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(wait, tmp_path):
+def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for_but_not_at_the_start(
+    wait, tmp_path
+):
     terms = replace(TERMS, ttl=0.2)
     with built_elsewhere(tmp_path, beat=1000.0):
         set_age(tmp_path, -1000.0)  # it does not expire
@@ -281,5 +270,6 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(wai
         wait_until(lambda: any("store not reached for" in text for text in waiter.logged))
         time.sleep(2 * terms.ttl)
         assert waiter.result is None
+        assert isinstance(wait("b").wait_for_result(), StoreError)
         (tmp_path / "away").rename(tmp_path / "disk")
     assert isinstance(waiter.wait_for_result(), HeldLease)

@@ -20,18 +20,6 @@ def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path):
     )
 
 
-def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path):
-    path = tmp_path / "sft" / "x.lock"
-    for _ in range(2):
-        with hold(path, nobody_expected):
-            assert is_held(path)
-        assert not is_held(path)
-
-
-def test_a_lock_that_was_never_taken_is_free(tmp_path):
-    assert not is_held(tmp_path / "none" / "x.lock")
-
-
 def test_an_error_inside_gives_the_lock_back(tmp_path):
     with pytest.raises(ValueError, match="inside"), hold(tmp_path / "x.lock", nobody_expected):
         raise ValueError("inside")

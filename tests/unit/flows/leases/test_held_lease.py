@@ -93,14 +93,6 @@ def test_the_threads_end_with_the_block_and_the_lease_is_released(store, how):
     assert b'"released": true' in store.get(KEY)
 
 
-def test_a_refused_claim_names_the_holder(store):
-    with held_by_us(store):
-        holder = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"))
-        assert isinstance(holder, LeaseHolder)
-        assert holder.record.run == "run-a"
-    assert b'"released": true' in store.get(KEY)
-
-
 def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(store, unplug):
     with held_by_us(store, terms=SHORT) as lease:
         before = beats(store)

@@ -33,7 +33,7 @@ def test_a_command_that_is_given_again_has_the_variables(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"PET_NNODES": "1:4"}, "PET_NNODES is '1:4', not a number"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES is 1:4, PET_NODE_RANK is 1"),
         ({"PET_NODE_RANK": "3"}, "PET_NNODES is 3, PET_NODE_RANK is 3"),
         ({"PET_NODE_RANK": ""}, "PET_NNODES is 3, PET_NODE_RANK is not set"),
         ({"PET_NNODES": ""}, "PET_NNODES is not set, PET_NODE_RANK is 1"),

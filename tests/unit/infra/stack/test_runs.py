@@ -191,11 +191,6 @@ def test_a_retry_that_dies_before_it_runs_was_not_cancelled(server: Server) -> N
     assert poll(server, server.watch(), 0, 11) == ["SCHEDULED"]
 
 
-def test_a_run_that_dies_while_it_is_cancelled_is_cancelled(server: Server) -> None:
-    server.history += ["CANCELLING", "CRASHED"]
-    assert poll(server, server.watch(), 0, 11) == ["CANCELLED"]
-
-
 def test_a_silent_run_that_is_being_cancelled_is_cancelled_and_not_resumed(server: Server) -> None:
     server.history.append("CANCELLING")
     assert poll(server, watch := server.watch(), 0, 85) == []
