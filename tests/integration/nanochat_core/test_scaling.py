@@ -38,21 +38,12 @@ def columns(run, at_8):
     tokens = int(12 * scaling.num_scaling_params(model, run.numerics))
     assert run.pretrain.num_steps == tokens // run.pretrain.total_batch_size
     return [
-        model.width,
-        model.num_heads,
-        len(value_embed_layers(model)),
+        *(model.width, model.num_heads, len(value_embed_layers(model))),
         scaling.num_params(model, run.numerics) / 1e6,
         scaling.num_scaling_params(model, run.numerics) / 1e6,
-        tokens / 1e9,
-        run.pretrain.total_batch_size.bit_length() - 1,
-        run.pretrain.num_steps,
-        at_8.pretrain.num_steps,
-        rates.muon_weight_decay,
-        rates.lm_head_lr,
-        rates.embedding_lr,
-        rates.value_embed_lr,
-        rates.muon_lr,
-        rates.x0_lr,
+        *(tokens / 1e9, run.pretrain.total_batch_size.bit_length() - 1),
+        *(run.pretrain.num_steps, at_8.pretrain.num_steps, rates.muon_weight_decay),
+        *(rates.lm_head_lr, rates.embedding_lr, rates.value_embed_lr, rates.muon_lr, rates.x0_lr),
         scaling.flops_per_token(model, run.numerics) / 1e9,
     ]
 

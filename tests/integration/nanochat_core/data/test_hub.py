@@ -86,14 +86,6 @@ def test_a_pattern_that_matches_nothing_is_an_error(hub):
     refused(complaint, listed, REPOSITORY, "main", "*.parquet", "b*.parquet")
 
 
-@pytest.mark.parametrize(("name", "data"), [("a.parquet", BIG), ("deep/b.json", SMALL)])
-def test_a_file_is_downloaded_once(hub, name, data):
-    hub.add(REPOSITORY, {name: data})
-    assert fetch(name).read_bytes() == data
-    assert fetch(name).read_bytes() == data
-    assert len(hub.downloads()) == 1
-
-
 def test_a_new_commit_costs_only_what_is_new_in_it(hub):
     first = hub.add(REPOSITORY, {"a.parquet": BIG})
     fetch("a.parquet")

@@ -172,14 +172,6 @@ def test_a_branch_that_moved_between_two_attempts_never_mixes(hub, job):
     assert documents_in(stage) == [[f"new {shard_name(n)}"] for n in (0, 1, 2, 7)]
 
 
-def test_a_commit_is_always_the_same_text(hub, job):
-    first = hub.add(REPOSITORIES["climbmix"], FILES)
-    hub.add(REPOSITORIES["climbmix"], {name: parquet([name]) for name in FILES})
-    stage = job("climbmix", revision=first)
-    assert shards.run(stage)["commit"] == first
-    assert documents_in(stage)[0] == texts_of(0)
-
-
 def test_blank_documents_are_left_out(hub, job, source):
     blank = [None, "", " \n", *texts_of(0)]
     hub.add(REPOSITORIES[source], {**FILES, shard_name(0): parquet(blank, row_group_size=2)})

@@ -77,21 +77,6 @@ def test_what_midtraining_and_sft_do_with_data_needs_no_network(
         assert mask.sum() == sum(sum(mask) for _, mask in rendered) > 0
 
 
-def test_the_stage_itself_needs_no_network_for_what_the_cache_has(
-    section, make_job, unplug, hub, monkeypatch
-):
-    from huggingface_hub import constants
-
-    first = make_job("task_data", {}, task_data=section)
-    task_data.run(first)
-    described = (first.output / "task_data.json").read_text()
-    unplug()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    again = make_job("task_data", {}, task_data=section)
-    task_data.run(again)
-    assert (again.output / "task_data.json").read_text() == described
-
-
 def test_the_network_is_really_gone(section, make_job, unplug):
     unplug()
     with pytest.raises((DataError, NetworkUsed)):

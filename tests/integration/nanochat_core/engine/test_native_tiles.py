@@ -19,11 +19,7 @@ from nanochat_core.engine.native.weights import PackedMatrix
 from nanochat_core.runtime.hardware import cpp_library
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
-    LENGTH,
     make_gpt,
-    make_runner,
-    make_tokens,
-    read,
 )
 
 pytestmark = [pytest.mark.torch, needs_kernels]
@@ -125,17 +121,6 @@ def test_products_are_those_of_float64_whatever_rows_are_next_to_one(products, p
         assert torch.equal(part[lines], whole[lines])
         part[lines] = torch.nan
         assert part.isnan().all()  # nothing else is written
-
-
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_model_answers_as_without_tiles(precision):
-    model, tokens = make_gpt({"width": 128}), make_tokens(LENGTH, 5)
-    tiled, plain = (
-        read(make_runner(model, precision=precision, tiles=tiles), 0, tokens)
-        for tiles in ("emulated", "none")
-    )
-    assert torch.equal(tiled, plain) == (precision == "int8")
-    torch.testing.assert_close(tiled, plain, rtol=0, atol=0.02 * plain.abs().max().item())
 
 
 def test_a_small_number_is_0_as_in_the_instruction(products):

@@ -13,11 +13,13 @@ import torch
 
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from tests.support.nanochat_core.engine.engine_case import ask as submit
+from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.torch_slots import VarlenRunner
 from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
@@ -36,12 +38,8 @@ SHAPES = {
 SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "top_k": None}
 GREEDY = SamplingParams(temperature=0.0)
 ALL_PARAMS = (
-    *(
-        GREEDY,
-        SamplingParams(),
-        SamplingParams(top_k=7, temperature=0.8),
-        SamplingParams(top_p=0.7),
-    ),
+    *(GREEDY, SamplingParams(), SamplingParams(top_p=0.7)),
+    SamplingParams(top_k=7, temperature=0.8),
     SamplingParams(min_p=0.05, temperature=1.4),
     SamplingParams(repetition_penalty=1.6, top_k=40, top_p=0.95),
 )
@@ -93,50 +91,15 @@ def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tok
 
 
 @functools.cache
-def sampled_naively(shape, tokenizer, all_params):
+def sampled_naively(shape, tokenizer):
     """Return two answers to each prompt of a shape, whose parameters take turns."""
-    model = make_model(shape)
-    return [
-        [
-            generate_naive(
-                model,
-                tokenizer,
-                prompt,
-                max_tokens=TOKENS,
-                seed=i,
-                sample_index=sample,
-                **vars(all_params[i % len(all_params)]),
-            )
-            for sample in range(2)
-        ]
-        for i, prompt in enumerate(prompts_of(shape, PROMPTS))
-    ]
-
-
-@pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
-def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_room(
-    shape, tokenizer
-):
-    model = make_model(shape)
-    prompts = prompts_of(shape, PROMPTS)
-    params = SamplingParams(temperature=1.0, top_k=20)
-    settings = {**SETTINGS, "temperature": params.temperature, "top_k": params.top_k}
-    naive = sampled_naively(shape, tokenizer, (params,))
-    engine = Engine(model, tokenizer, num_slots=6)
-    assert engine.complete(prompts, num_samples=2, seeds=range(PROMPTS), **settings) == naive
-
-    asked = [
-        ask(engine, prompt, seed=i, num_samples=2, params=params)
-        for i, prompt in enumerate(prompts)
-    ]
-    for _ in range(12):
-        engine.scheduler.step()
-        engine.scheduler.forget()  # all give up their pages
-    while engine.scheduler.step():
-        pass
-    found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
-    assert found == naive
-    assert engine.scheduler.slots.counts.preemptions > 20
+    model, found = make_model(shape), []
+    for i, prompt in enumerate(prompts_of(shape, PROMPTS)):
+        settings = {"max_tokens": TOKENS, "seed": i, **vars(ALL_PARAMS[i % len(ALL_PARAMS)])}
+        found.append(
+            [generate_naive(model, tokenizer, prompt, sample_index=s, **settings) for s in range(2)]
+        )
+    return found
 
 
 class StepBehind(DeviceRunner):
@@ -145,19 +108,22 @@ class StepBehind(DeviceRunner):
     is_asynchronous = True
 
 
-@pytest.mark.parametrize("kind", [TorchRunner, VarlenRunner, StepBehind])
+FP32 = {"dtype": torch.float32}
+KINDS = {
+    **{"torch": partial(TorchRunner, **FP32), "device": partial(StepBehind, **FP32)},
+    "one call a layer": partial(VarlenRunner, **FP32),
+    "native": partial(NativeRunner, precision="fp32", num_threads=2),
+}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("native", marks=needs_kernels), *list(KINDS)[:3]])
 @pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
-def test_every_way_of_sampling_gives_the_naive_answers_on_every_runner_in_torch(
-    shape, kind, tokenizer
-):
+def test_every_way_of_sampling_gives_the_naive_answers_on_every_runner(shape, kind, tokenizer):
     model = make_model(shape)
     engine = Engine(model, tokenizer)
-    engine._open_runner = partial(
-        kind,
-        dtype=torch.float32,
-        # So few pages that samples have to make room.
-        capacity=capacity_of(model, num_slots=5, page_size=16, max_len=CONTEXT, num_pages=20),
-    )
+    # So few pages that samples have to make room.
+    capacity = capacity_of(model, num_slots=5, page_size=16, max_len=CONTEXT, num_pages=20)
+    engine._open_runner = partial(KINDS[kind], capacity=capacity)
     asked = []
     for i, prompt in enumerate(prompts_of(shape, PROMPTS)):
         params = ALL_PARAMS[i % len(ALL_PARAMS)]
@@ -170,7 +136,7 @@ def test_every_way_of_sampling_gives_the_naive_answers_on_every_runner_in_torch(
     while engine.scheduler.step():
         pass
     found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
-    assert found == sampled_naively(shape, tokenizer, ALL_PARAMS)
+    assert found == sampled_naively(shape, tokenizer)
     assert engine.scheduler.slots.counts.preemptions > 0
 
 

@@ -144,13 +144,6 @@ def test_what_cannot_be_is_said_with_a_hint_or_the_number(make_model, settings, 
         choose_runner(make_model(), **settings)
 
 
-def test_a_choice_says_what_and_why_and_how_much(make_model):
-    text = str(choose_runner(make_model(), num_slots=2, runner="torch"))
-    assert text.startswith("torch in fp32 (asked for): ")
-    assert "of weights" in text
-    assert text.endswith("2 at a time")
-
-
 def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, monkeypatch):
     monkeypatch.setattr(runners, "unable", lambda *_, **__: "there is no C++ compiler")
     choice = choose_runner(make_model(), num_slots=2)

@@ -29,20 +29,8 @@ pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 # Rows shorter and longer than a block of queries; windows at, one below and one above its size.
 LENGTHS_AND_WINDOWS = [
-    (1, 5),
-    (7, 0),
-    (7, 1),
-    (100, 99),
-    (100, 98),
-    (128, 127),
-    (129, 128),
-    (300, 127),
-    (300, 128),
-    (300, 129),
-    (300, 298),
-    (300, 299),
-    (300, 5000),
-    (384, 256),
+    *((1, 5), (7, 0), (7, 1), (100, 99), (100, 98), (128, 127), (129, 128), (384, 256)),
+    *((300, window) for window in (127, 128, 129, 298, 299, 5000)),
 ]
 
 

@@ -83,22 +83,6 @@ def test_counted_parameters_are_the_models_own(era, depth):
     assert sizes["lm_head.weight"] == num_lm_head_params(config)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_an_absent_part_is_a_part_that_does_nothing(part):
-    whole = noisy_model(HEAD)
-    weights = whole.state_dict()
-    idle = {"resid_lambdas": 1.0}  # every other one does nothing at 0
-    with torch.no_grad():
-        for name in PARTS[part]:
-            weights[name].fill_(idle.get(name, 0.0))
-    without = GPT(dataclasses.replace(whole.config, **{part: False}), whole.numerics)
-    without.load_state_dict({n: w for n, w in weights.items() if n not in PARTS[part]})
-    tokens = tokens_of(2, 32)
-    assert torch.equal(whole(tokens), without(tokens))
-    other = noisy_model(HEAD)
-    assert not torch.equal(other(tokens), without(tokens))
-
-
 # But those that only training in fp8 uses: see test_fp8.py.
 CONSTANTS = [f.name for f in dataclasses.fields(NumericsConfig) if not f.name.startswith("fp8_")]
 

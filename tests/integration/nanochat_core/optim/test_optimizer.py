@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from nanochat_core.config import OptimizerConfig
 from nanochat_core.errors import ModelError
 from nanochat_core.optim import sharded
 from nanochat_core.optim.groups import adamw_groups, group_of
@@ -41,37 +40,6 @@ def test_each_parameter_has_one_rule():
         "smear_lambda": (6, 0.8, 0.95, 0.0),
         "backout_lambda": (6, 0.8, 0.95, 0.0),
     }
-
-
-@pytest.mark.parametrize(
-    ("rate", "moved"),
-    [
-        ("muon_lr", "transformer.h."),
-        ("lm_head_lr", "lm_head.weight"),
-        ("embedding_lr", "transformer.wte.weight"),
-        ("value_embed_lr", "value_embeds."),
-        ("residual_lr", "resid_lambdas"),
-        ("x0_lr", "x0_lambdas"),
-        ("smear_lr", ("smear_", "backout_lambda")),
-    ],
-)
-def test_a_learning_rate_moves_its_parameters_only(rate, moved):
-    names = [field.name for field in dataclasses.fields(OptimizerConfig)]
-    still = {name: 0.0 for name in names if name.endswith("_lr")}
-    model = make_model()
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    optimizer = Optimizer(
-        model,
-        dataclasses.replace(RATES, **(still | {rate: 0.1})),
-        precision="fp32",
-        world=ALONE,
-    )
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, before[name]) != name.startswith(moved), name
 
 
 def test_a_step_consumes_the_gradients():
@@ -175,34 +143,6 @@ def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_o
         assert master.dtype == (torch.bfloat16 if table else torch.float32), name
         small = parameter.numel() < 1024 and not name.startswith("transformer.h.")
         assert parameter.dtype == (torch.float32 if small else torch.bfloat16), name
-
-
-@pytest.mark.parametrize("name", ["transformer.wte.weight", "value_embeds.0.weight"])
-def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name):
-    model = make_model("bf16")
-    optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
-    group = group_of(name, adamw_groups(RATES))
-    tokens = torch.randint(60, (2, 17), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():  # zero projections would keep the values' gradients at zero
-        for parameter in model.parameters():
-            parameter.add_(0.1)
-    table = model.get_parameter(name)
-    before = table.detach().float()
-    optimizer.backward(model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean(), last=True)
-    gradient = gradients_of(optimizer)[name].float().clone()
-    optimizer.step(lr_multiplier=0.5, momentum=0.9, weight_decay=0.1)
-    lr = 0.5 * group.lr
-    exp_avg, exp_avg_sq = (1 - group.beta1) * gradient, (1 - group.beta2) * gradient.square()
-    # At the first step the moments' corrections cancel their factors.
-    moved = before * (1 - lr * group.weight_decay) - lr * gradient / (gradient.abs() + 1e-10)
-    state = optimizer.pieces()
-    assert gradient.count_nonzero() > gradient.numel() / 5
-    for kind, wanted in (("weight", moved), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
-        actual = state[f"{kind}/{name}"]
-        assert actual.dtype == torch.bfloat16
-        assert (actual == wanted.bfloat16()).float().mean() > 0.99, kind
-        torch.testing.assert_close(actual.float(), wanted, rtol=2**-7, atol=1e-6)
-    assert torch.equal(table, state[f"weight/{name}"])
 
 
 def test_a_step_moves_the_version_of_every_weight():

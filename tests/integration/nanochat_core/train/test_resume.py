@@ -92,19 +92,6 @@ def test_bf16_on_a_cpu_resumes_to_the_same_bytes_and_learns_as_fp32(bench, monke
     assert load_model(tuned.output, torch.device("cpu")).dtype == torch.bfloat16
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(bench):
-    parts, _ = bench.done("pretrain", save_every_seconds=0.0)
-    newest = sorted(parts.checkpoints.glob("step-*"))[-1] / "tensors-00000.safetensors"
-    flipped = bytearray(newest.read_bytes())
-    flipped[-5] ^= 1
-    newest.write_bytes(flipped)
-    shutil.rmtree(parts.output)
-    parts.output.mkdir()
-    bench.run(parts)
-    assert bench.files(parts.output) == bench.files(bench.models["pretrain"])
-    assert any("damaged" in text for text in bench.messages(parts))
-
-
 def test_an_earlier_state_is_taken_as_the_docs_say(bench, tmp_path, monkeypatch):
     """The model has the score that the state had."""
     job, _ = bench.done("pretrain", eval_every_steps=2)

@@ -132,14 +132,6 @@ def test_sampled_scores_are_the_same_however_many_ranks_share_the_work(bench, mo
     assert 0 < expected[0] < expected[3]
 
 
-def test_options_at_their_neutral_value_are_not_part_of_the_identity():
-    config = open_profile("tiny").run.rl
-    options = "updates_per_batch clip kl_weight baseline drop_equal_groups eval_samples"
-    assert not {*options.split(), "rollout_precision"} & config.canonical().keys()
-    changed = RLConfig.from_tree({**config.tree(), "clip": 0.2, "updates_per_batch": 2})
-    assert {"clip", "updates_per_batch"} <= changed.canonical().keys()
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -207,17 +199,6 @@ def test_with_every_option_a_stopped_run_resumes_to_the_same_bytes(bench, monkey
     assert found == expected
     assert bench.has_resumed(parts)
     assert bench.files(parts.output) == bench.files(whole.output)
-
-
-def test_a_strong_pull_of_the_reference_keeps_the_model_near_it(bench):
-    def distance(job):
-        tokens, cpu = torch.arange(2, 66)[None], torch.device("cpu")
-        models = (load_model(path, cpu) for path in (bench.models["sft"], job.output))
-        before, after = (model(tokens).detach().log_softmax(-1) for model in models)
-        return float((before.exp() * (before - after)).sum(-1).mean())
-
-    free, held = (rl_done(bench, str(w), kl_weight=w, num_steps=4)[0] for w in (0.0, 20.0))
-    assert distance(held) < 0.9 * distance(free)  # the last bits differ in any case
 
 
 def test_a_step_whose_answers_are_all_empty_updates_nothing(bench, monkeypatch):

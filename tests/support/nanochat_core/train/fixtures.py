@@ -28,37 +28,23 @@ from tests.support.small_job import one_thread, small_job
 BEFORE_TRAINING = ("shards", "task_data", "tokenizer", "tokens", "rows")
 MODELS = ("pretrain", "midtrain", "sft")
 OVERRIDES = (
-    "shards.source=local",
-    "shards.num_shards=2",
-    "shards.snapshot=[]",
-    "tokenizer.vocab_size=512",
-    "model.vocab_size=512",
-    "model.width=64",
-    "model.sequence_len=128",
-    "rows.sequence_len=128",
-    "model.windows=[64, 128]",
-    "pretrain.num_steps=6",
-    "pretrain.total_batch_size=512",
-    "pretrain.eval_tokens=1024",
-    "base_eval.eval_tokens=1024",
-    "base_eval.max_new_tokens=8",
+    *("shards.source=local", "shards.num_shards=2", "shards.snapshot=[]"),
+    *("tokenizer.vocab_size=512", "model.vocab_size=512", "model.width=64"),
+    *("model.sequence_len=128", "rows.sequence_len=128", "model.windows=[64, 128]"),
+    *("pretrain.num_steps=6", "pretrain.total_batch_size=512", "pretrain.eval_tokens=1024"),
+    *("base_eval.eval_tokens=1024", "base_eval.max_new_tokens=8"),
     'task_data.datasets=[{"name": "identity", "grade": 1, "num_train": 20, "num_test": 4},'
     ' {"name": "spelling", "grade": 1, "num_train": 40, "num_test": 8},'
     ' {"name": "arithmetic", "grade": 1, "num_train": 40, "num_test": 8}]',
     'midtrain.mixture=[{"task": "spelling", "num_examples": 40, "epochs": 1},'
     ' {"task": "arithmetic", "num_examples": 40, "epochs": 1}]',
-    "midtrain.total_batch_size=1024",
-    "midtrain.eval_examples=8",
+    *("midtrain.total_batch_size=1024", "midtrain.eval_examples=8"),
     'sft.mixture=[{"task": "arithmetic", "num_examples": 40, "epochs": 2}]',
-    "sft.total_batch_size=1024",
-    "sft.eval_examples=8",
+    *("sft.total_batch_size=1024", "sft.eval_examples=8"),
     'chat_eval.tasks=[{"name": "spelling", "max_examples": 200, "max_new_tokens": 64},'
     ' {"name": "arithmetic", "max_examples": 200, "max_new_tokens": 48}]',
-    "rl.num_steps=3",
-    "rl.examples_per_step=2",
-    "rl.samples_per_example=4",
-    "rl.max_new_tokens=8",
-    "rl.eval_examples=4",
+    *("rl.num_steps=3", "rl.examples_per_step=2", "rl.samples_per_example=4"),
+    *("rl.max_new_tokens=8", "rl.eval_examples=4"),
 )
 
 

@@ -73,15 +73,6 @@ def test_every_row_is_full_and_begins_with_a_bos(lengths, row_len, buffer_docume
         assert all(segment.length >= 0 and segment.size > 0 for segment in row)
 
 
-def trained_on(arriving, *, row_len, policy, buffer_documents=1000):
-    """Tokens of each document that are in rows."""
-    placed = [0] * sum(map(len, arriving))
-    for row in pack(arriving, row_len=row_len, policy=policy, buffer_documents=buffer_documents):
-        for segment in row:
-            placed[segment.document] += segment.length
-    return placed
-
-
 @settings(deadline=None, max_examples=300)
 @given(LENGTHS, st.integers(2, 50), st.integers(1, 40), st.integers(1, 130))
 def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_cropped(
@@ -114,27 +105,6 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
             assert length <= row_len or length - placed <= rest
             assert 0 < length - placed < row_len
     assert waiting < row_len
-
-
-def test_documents_of_every_length_are_trained_on_and_less_is_wasted_than_by_nanochat():
-    rng = random.Random(11)
-    lengths = [max(1, int(rng.lognormvariate(5, 1.3))) for _ in range(20_000)]
-    arriving = split(lengths, 128)
-    ours, nanochats = (
-        trained_on(arriving, row_len=257, policy=policy) for policy in ("default", "nanochat")
-    )
-
-    def share(placed, low, high):
-        its = [i for i, length in enumerate(lengths) if low < length <= high]
-        assert len(its) > 100
-        return sum(placed[i] for i in its) / sum(lengths[i] for i in its)
-
-    for low, high in ((64, 128), (128, 257), (257, 512), (512, 1024), (1024, 10**6)):
-        assert share(ours, low, high) > 0.9
-    assert share(nanochats, 1024, 10**6) < 0.3
-    assert sum(1 for placed in ours if not placed) < 257
-    kept = [sum(placed) / sum(lengths) for placed in (ours, nanochats)]
-    assert kept[0] > 0.98 > kept[1]
 
 
 def test_a_long_document_fills_rows_at_once_and_its_rest_waits():

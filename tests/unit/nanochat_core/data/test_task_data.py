@@ -7,7 +7,6 @@ import pytest
 
 from nanochat_core.data.conversations import task_data
 from nanochat_core.runtime.interrupt import Interrupted
-from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
@@ -164,17 +163,3 @@ class KeepScratch:
     def rmtree(self, path, **options):
         if path.name != "scratch":
             shutil.rmtree(path, **options)
-
-
-def test_progress_is_reported_dataset_by_dataset(tmp_path):
-    job = make_job(tmp_path)
-    task_data.run(job)
-    events = list(read_events(job.events))
-    assert last_by_step(iter(events), "step") == {
-        1: {"examples": 92.0},
-        2: {"examples": 80.0},
-        3: {"examples": 80.0},
-    }
-    assert [e["text"] for e in events if e["kind"] == "message"][1] == (
-        "spelling: 60 examples to train on, 20 to test with"
-    )
