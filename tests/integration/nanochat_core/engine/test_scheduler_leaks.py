@@ -20,26 +20,6 @@ pytestmark = pytest.mark.torch
 SHARED = (type, types.BuiltinFunctionType, types.FunctionType, types.ModuleType)
 
 
-@pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
-    rng = random.Random(5)
-    case = Case(num_pages=(14, 34), num_slots=6, is_asynchronous=is_asynchronous)
-    asked = []
-    for _ in range(1000):
-        asked.append(case.ask(prompt_of(rng), num_samples=rng.choice((1, 1, 3)), seed=len(asked)))
-        for _ in range(rng.randrange(3)):
-            case.scheduler.step()
-        rng.choice(asked[-8:]).handle.cancel()
-    for one in asked:
-        one.handle.cancel()
-    after = case.ask(prompt_of(rng), num_samples=3)
-    case.work()
-    assert all(one.is_over for one in asked)
-    case.check(after)
-    case.check_empty()
-    assert case.scheduler.slots.counts.cancellations > 500
-
-
 def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
     """As another thread may between the two queues, here from a sink."""
     case, inner = Case(num_slots=2, ends=0.0, calls=0.0), Asked()

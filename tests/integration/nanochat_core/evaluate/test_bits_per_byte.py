@@ -55,27 +55,6 @@ def test_the_device_batch_does_not_change_it(model, tokenizer, rows):
     assert max(values) - min(values) < 1e-6 * values[0]
 
 
-def test_the_ranks_shares_are_the_whole(model, tokenizer, rows):
-    class Recorder(World):
-        """A rank that remembers its rows instead of adding those of others."""
-
-        def sum(self, tensor):
-            found.append(tensor.clone())
-            return tensor
-
-    found = []
-    for world in (
-        Recorder(rank=0, local_rank=0, size=1),
-        *(Recorder(rank=rank, local_rank=rank, size=3) for rank in range(3)),
-    ):
-        bits_per_byte(
-            model, rows, tokenizer.token_bytes(), num_tokens=10**9, batch_size=2, world=world
-        )
-    whole, *shares = found
-    assert torch.allclose(sum(shares), whole, rtol=1e-6)  # each row of one rank, 0 of the others
-    assert torch.equal(sum(shares)[1], whole[1])  # bytes
-
-
 def test_the_model_stays_in_its_mode(model, tokenizer, rows):
     try:
         model.train()

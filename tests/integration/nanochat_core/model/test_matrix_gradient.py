@@ -171,17 +171,6 @@ def test_the_kernel_is_chosen_where_it_can_run(monkeypatch, precision, capabilit
     assert chosen == matrix_gradient.DEVICES
 
 
-def test_an_optimizer_makes_sums_of_what_a_kernel_adds(monkeypatch):
-    monkeypatch.setattr(matrix_gradient, "DEVICES", {"cpu"})
-    monkeypatch.setattr(matrix_gradient, "MIN_SIDE", 48)
-    model = make_model("bf16", config=dataclasses.replace(CONFIG, width=48))
-    _optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
-    blocks = model.get_submodule("transformer.h")
-    attached = {n for n, m in blocks.named_modules() if getattr(m, "gradient_sum", None)}
-    maps = ("attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-    assert attached == {f"{layer}.{name}" for layer in range(3) for name in maps}
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(("outputs", "inputs"), [(768, 768), (640, 2560), (6144, 1536)])
 def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(outputs, inputs):

@@ -77,18 +77,6 @@ def test_the_first_addition_of_a_step_starts_from_zero():
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_in_bf16_a_tables_sum_is_not_rounded():
-    tables = {}
-    for adding in (False, True):
-        with adding_lookups() if adding else nullcontext():
-            tables[adding] = summed("bf16", (1,))[1]
-    for name in TABLES:
-        plain, exact = tables[False][name], tables[True][name]
-        assert exact.dtype == torch.float32
-        assert (exact != exact.bfloat16().float()).any()
-        torch.testing.assert_close(plain.float(), exact, rtol=2**-6, atol=1e-3)
-
-
 def test_a_backward_pass_of_the_callers_own_counts():
     with adding_lookups():
         model = make_model()

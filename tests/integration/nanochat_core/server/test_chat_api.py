@@ -285,11 +285,3 @@ def test_stats_tell_what_the_page_needs(live):
     assert stats["limits"]["max_tokens"] == [1, 4096]
     assert stats["queue"].keys() == {"running", "waiting", "slots", "max_waiting"}
     assert [worker["ready"] for worker in stats["workers"]] == [True]
-
-
-def test_metrics_count_tokens_and_ends(live):
-    live.ask("echo hello")
-    text = live.get("/metrics").text
-    assert 'nanochat_answers_total{reason="stop"}' in text
-    assert "nanochat_first_token_seconds_bucket" in text
-    assert "nanochat_completion_tokens_total" in text

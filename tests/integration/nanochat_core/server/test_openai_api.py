@@ -178,16 +178,8 @@ def test_tokens_of_a_prompt_are_read_as_they_are(client):
 
 
 def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
-    assert (
-        sampling_params(1e-30, None).temperature
-        == sampling_params(1.0, None, 1e-30).temperature
-        == 0.0
-    )
-    assert (
-        sampling_params(9e-7, None).temperature
-        == sampling_params(1.0, None, 0.0).temperature
-        == 0.0
-    )
+    for given in ((1e-30, None), (9e-7, None), (1.0, None, 1e-30), (1.0, None, 0.0)):
+        assert sampling_params(*given).temperature == 0.0
     least = sampling_params(1e-6, None, 1e-6)
     assert (least.temperature, least.top_p) == (1e-6, 1e-6)
 

@@ -1,6 +1,5 @@
 """A training job that is stopped and started again ends as if it had not been stopped."""
 
-import dataclasses
 import json
 import shutil
 from functools import partial
@@ -64,32 +63,6 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
     assert list(bench.values(parts, "eval"))[:2] == [0, saved]
     assert stage != "rl" or all(values["useful_share"] > 0 for values in steps.values())
     assert bench.has_resumed(parts)
-
-
-def test_bf16_on_a_cpu_resumes_to_the_same_bytes_and_learns_as_fp32(bench, monkeypatch):
-    monkeypatch.setattr(rl, "are_correct", are_even)
-    numerics = {**bench.config.tree()["numerics"], "precision": "bf16"}
-
-    def in_bf16(stage, folder, **inputs):
-        job = bench.job(stage, f"{stage}-{folder}", inputs=inputs)
-        return dataclasses.replace(job, config={**job.config, "numerics": numerics})
-
-    def resumed(stage, **inputs):
-        whole, parts = (in_bf16(stage, folder, **inputs) for folder in ("whole", "parts"))
-        bench.run(whole)
-        bench.stop_after(2, parts)
-        bench.run(parts)
-        assert bench.has_resumed(parts)
-        assert bench.files(parts.output) == bench.files(whole.output)
-        return whole
-
-    pretrain = resumed("pretrain")
-    losses, exact = bench.losses(pretrain), bench.losses(bench.done("pretrain", "fp32")[0])
-    assert losses != exact
-    assert losses == pytest.approx(exact, abs=0.01)
-    # A chat model's weights do not matter here.
-    tuned = resumed("rl", sft=pretrain.output)
-    assert load_model(tuned.output, torch.device("cpu")).dtype == torch.bfloat16
 
 
 def test_an_earlier_state_is_taken_as_the_docs_say(bench, tmp_path, monkeypatch):

@@ -24,7 +24,6 @@ class Request:
     range: str | None  # the header
     token: str | None  # the header Authorization
     status: int = 0
-    sent: int = 0  # bytes of the body
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Fault:
     left: int | None  # times; None: always
     status: int = 0  # answer this and nothing else
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    after: int | None = None  # bytes of the body, then the connection is closed
+
     spoils: bool = False  # one byte of the file is another
     pause: float = 0.0  # seconds before each chunk
 

@@ -106,10 +106,6 @@ class HubServer:
         """Answer with an error status."""
         self._add(Fault(kind=kind, text=text, left=times, status=status, headers=headers or {}))
 
-    def cut(self, text: str, after: int, *, times: int | None = 1) -> None:
-        """Close the connection after so many bytes of a file."""
-        self._add(Fault(kind="bytes", text=text, left=times, after=after))
-
     def spoil(self, text: str, *, times: int | None = 1) -> None:
         """Send another byte in the middle of a file."""
         self._add(Fault(kind="bytes", text=text, left=times, spoils=True))
@@ -358,15 +354,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        ends = [fault.after for fault in self.faults if fault.after is not None]
         pause = sum(fault.pause for fault in self.faults)
-        for first in range(0, min([len(body), *ends]), CHUNK):
+        for first in range(0, len(body), CHUNK):
             time.sleep(pause)
-            chunk = body[first : min([first + CHUNK, len(body), *ends])]
-            self.wfile.write(chunk)
-            request.sent += len(chunk)
-        if ends:
-            self.close_connection = True
+            self.wfile.write(body[first : first + CHUNK])
 
 
 @contextlib.contextmanager
