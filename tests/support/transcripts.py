@@ -9,9 +9,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,16 @@ class Transcript:
         if not os.environ.get("UPDATE"):
             stored = self._stored[number] if number < len(self._stored) else "no transcript\n"
             assert found.rstrip() == stored.rstrip(), f"{self._path}; UPDATE=1 pytest writes it"
+
+    def refused(
+        self, head: str, kind: type[Exception], call: Callable[..., object], *given: Any
+    ) -> None:
+        """Check the one line, and the hint if there is one, of the error that a call ends in."""
+        with pytest.raises(kind) as error:
+            call(*given)
+        assert "\n" not in str(error.value)
+        hint = getattr(error.value, "hint", None)
+        self.check(head, f"{error.value}\nhint: {hint}" if hint else str(error.value))
 
     def finish(self) -> None:
         """Fail if the file has more texts than the test, or write it if UPDATE is set."""

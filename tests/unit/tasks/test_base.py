@@ -113,31 +113,20 @@ def test_distinct_examples_run_out_with_an_error_that_counts_them():
         list(distinct(endless(), 4, what="x"))
 
 
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        (None, "needs a list"),
-        ([], "needs a list"),
-        (["hi"], "message 0 needs 'role' and 'content'"),
-        ([{"role": "user"}], "message 0 needs"),
-        ([assistant("a")], "message 0 is of role 'assistant', expected 'user'"),
-        ([user("a"), user("b")], "message 1 is of role 'user', expected 'assistant'"),
-        ([user("a"), {"role": "tool", "content": "b"}], "message 1 is of role 'tool'"),
-        ([user("a"), {"role": "system", "content": "b"}], "message 1 is of role 'system'"),
-        ([{"role": "system", "content": "b"}], "needs a user's message"),
-        ([user([{"type": "text", "text": "a"}])], "message 0: content is a list, expected text"),
-        ([user("a"), assistant(None)], "message 1: content is null, expected text or"),
-        ([user("a"), assistant({"type": "text", "text": "a"})], "message 1: content is an object"),
-        ([user("a"), {**assistant("a"), "weight": 2}], "message 1: weight is 2, expected 0 or 1"),
-        ([user("a"), {**assistant("a"), "weight": None}], "message 1: weight is None, expected 0"),
-        ([{**user("a"), "weight": 1}], "message 0: weight is 1, but only an assistant's"),
-        ([user("a"), assistant([{"type": "image", "text": "b"}])], "message 1: .* is not a part"),
-        ([user("a"), assistant([{"type": "text", "text": 1}])], "message 1: a part of type 'text'"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_by_message(messages, message):
-    with pytest.raises(TaskError, match=message):
-        check_conversation({"messages": messages})
+PART = {"type": "text", "text": "a"}
+NO_CONVERSATION = [
+    *(None, [], ["hi"], [{"role": "user"}], [assistant("a")], [user("a"), user("b")]),
+    *([user("a"), {"role": role, "content": "b"}] for role in ("tool", "system")),
+    *([{"role": "system", "content": "b"}], [user([PART])], [user("a"), assistant(None)]),
+    *([user("a"), {**assistant("a"), "weight": weight}] for weight in (2, None)),
+    *([{**user("a"), "weight": 1}], [user("a"), assistant(PART)]),
+    *([user("a"), assistant([PART | more])] for more in ({"type": "image"}, {"text": 1})),
+]
+
+
+def test_what_is_no_conversation_is_refused_by_message(transcript):
+    for messages in NO_CONVERSATION:
+        transcript.refused(str(messages), TaskError, check_conversation, {"messages": messages})
 
 
 def test_a_system_message_may_come_first():

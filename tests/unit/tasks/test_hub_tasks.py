@@ -71,32 +71,23 @@ def test_a_solution_has_its_calls_as_parts():
     ]
 
 
-@pytest.mark.parametrize(
-    ("truth", "answer", "right"),
-    [
-        ("72", "so <<48+24=72>>72\n#### 72", True),
-        ("72", "#### 72 apples", True),
-        ("72", "#### 72.", False),
-        ("72", "#### 72.0", False),
-        ("72", "#### 7", False),
-        ("72", "#### 71\n#### 72", False),  # the first one counts
-        ("72", "72", False),
-        ("72", "", False),
-        ("-3", "#### -3", True),
-        ("-3", "#### 3", False),
-        ("1,234", "#### 1234", True),
-        ("1234", "#### 1,2,34", True),
-        ("0.5", "#### .5", False),
-    ],
-)
-def test_a_number_is_right_when_it_is_written_alike_but_for_commas(truth, answer, right):
-    conversation = gsm8k.convert({"question": "?", "answer": f"<<1+1=2>>\n#### {truth}"})
-    assert registry.grader_of("gsm8k").is_correct(conversation, answer) == right
+GRADED = {  # the truth -> answers that are right, and wrong ones
+    "#### 72": (
+        ["so <<48+24=72>>72\n#### 72", "#### 72 apples"],
+        ["#### 72.", "#### 72.0", "#### 7", "#### 71\n#### 72", "72", ""],  # the first one counts
+    ),
+    **{"#### -3": (["#### -3"], ["#### 3"]), "#### 1,234": (["#### 1234"], [])},
+    **{"#### 1234": (["#### 1,2,34"], []), "#### 0.5": ([], ["#### .5"])},
+    "nobody knows": ([], ["nor do I"]),
+}
 
 
-def test_where_the_truth_has_no_number_no_answer_is_right():
-    conversation = gsm8k.convert({"question": "?", "answer": "nobody knows"})
-    assert not registry.grader_of("gsm8k").is_correct(conversation, "nor do I")
+@pytest.mark.parametrize("truth", GRADED)
+def test_a_number_is_right_when_it_is_written_alike_but_for_commas(truth):
+    conversation = gsm8k.convert({"question": "?", "answer": f"<<1+1=2>>\n{truth}"})
+    is_correct = registry.grader_of("gsm8k").is_correct
+    for answers, right in zip(GRADED[truth], (True, False), strict=True):
+        assert [a for a in answers if is_correct(conversation, a) != right] == []
 
 
 def test_a_talk_keeps_its_messages_and_nothing_else():
@@ -107,38 +98,21 @@ def test_a_talk_keeps_its_messages_and_nothing_else():
     assert smoltalk.convert({"messages": [*TALK, TALK[0]]}) == {"messages": [*TALK, TALK[0]]}
 
 
-@pytest.mark.parametrize(
-    ("convert", "row", "message"),
-    [
-        (mmlu.convert, {}, "column 'choices' holds null, expected a list of texts"),
-        (
-            mmlu.convert,
-            {**QUESTION, "question": 7},
-            "column 'question' holds a number, expected text",
-        ),
-        (mmlu.convert, {**QUESTION, "choices": ["a", None]}, "column 'choices' holds a list"),
-        (mmlu.convert, {**QUESTION, "choices": ["a", "b"]}, "2 choices, expected 4"),
-        (mmlu.convert, {**QUESTION, "answer": 4}, "answer is 4, expected 0 to 3"),
-        (mmlu.convert, {**QUESTION, "answer": "A"}, "answer is 'A'"),
-        (arc.convert, {**SCIENCE, "choices": ["a"]}, "column 'choices' holds no texts and labels"),
-        (arc.convert, {**SCIENCE, "answerKey": "A"}, "answer 'A' is not one of the letters 1, 2"),
-        (
-            arc.convert,
-            {**SCIENCE, "choices": {"text": ["a"], "label": ["1", "2"]}},
-            "1 choices have 2 letters",
-        ),
-        (gsm8k.convert, {"question": "?"}, "column 'answer' holds null"),
-        (smoltalk.convert, {"messages": "hi"}, "column 'messages' holds no list"),
-        (smoltalk.convert, {"messages": ["hi"]}, "a message is text"),
-        (smoltalk.convert, {"messages": []}, "a conversation needs a list"),
-        (smoltalk.convert, {"messages": TALK[:1]}, "the conversation has no answer"),
-        (smoltalk.convert, {"messages": TALK[1:]}, "message 0 is of role 'assistant'"),
-        (smoltalk.convert, {"messages": [{"role": "user"}]}, "message 0: content is null"),
-    ],
-)
-def test_a_row_that_is_no_conversation_is_refused(convert, row, message):
-    with pytest.raises(TaskError, match=message):
-        convert(row)
+BAD_ROWS = [
+    *((mmlu.convert, {**QUESTION, "choices": some}) for some in (None, ["a", None], ["a", "b"])),
+    *((mmlu.convert, {**QUESTION, "answer": answer}) for answer in (4, "A")),
+    *((mmlu.convert, {**QUESTION, "question": 7}), (arc.convert, {**SCIENCE, "choices": ["a"]})),
+    (arc.convert, {**SCIENCE, "answerKey": "A"}),
+    (arc.convert, {**SCIENCE, "choices": {"text": ["a"], "label": ["1", "2"]}}),
+    (gsm8k.convert, {"question": "?"}),
+    *((smoltalk.convert, {"messages": some}) for some in ("hi", ["hi"], [], TALK[:1], TALK[1:])),
+    (smoltalk.convert, {"messages": [{"role": "user"}]}),
+]
+
+
+def test_a_row_that_is_no_conversation_is_refused(transcript):
+    for convert, row in BAD_ROWS:
+        transcript.refused(f"{convert.__module__} {row}"[:90], TaskError, convert, row)
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))

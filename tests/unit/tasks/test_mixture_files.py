@@ -35,31 +35,18 @@ def test_a_file_of_ones_own_is_given_by_its_path(tmp_path):
         assert read_mixture(str(path)) == (Share(task="gsm8k", rows=None, epochs=4),)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "needs"),
-        ("x = 1", "needs"),
-        ("[[dataset]", "cannot be read as a mixture"),
-        ("[[dataset]]", "dataset 1: it names no task"),
-        ('[[dataset]]\ntask = "a"\n[[dataset]]\ntask = 3', "dataset 2: it names no task"),
-        ('[[dataset]]\ntask = "a"\nepoch = 2', "unknown key 'epoch'"),
-        ('[[dataset]]\ntask = "a"\nrows = 0', "rows is 0"),
-        ('[[dataset]]\ntask = "a"\nepochs = 1.5', "epochs is 1.5"),
-    ],
-)
-def test_what_is_no_mixture_is_named(text, message, tmp_path):
+NO_MIXTURE = [
+    *("", "x = 1", "[[dataset]", "[[dataset]]", '[[dataset]]\ntask = "a"\n[[dataset]]\ntask = 3'),
+    *(f'[[dataset]]\ntask = "a"\n{more}' for more in ("epoch = 2", "rows = 0", "epochs = 1.5")),
+]
+
+
+def test_what_is_no_mixture_is_named(tmp_path, transcript):
     path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(TaskError) as error:
-        read_mixture(str(path))
-    assert str(path) in str(error.value)
-    assert message in str(error.value)
-
-
-def test_an_unknown_mixture_is_refused_with_those_there_are():
-    with pytest.raises(TaskError, match=r"no mixture 'midtrian' \(one of: evening, midtrain, sft"):
-        read_mixture("midtrian")
+    for text in NO_MIXTURE:
+        path.write_text(text)
+        transcript.refused(repr(text), TaskError, read_mixture, str(path))
+    transcript.refused("midtrian", TaskError, read_mixture, "midtrian")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is wrong with a CORE bundle is named, and costs no more than it must."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,53 +17,42 @@ from tests.support.nanochat_core.evaluate.core_reference import TASKS, write_bun
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("core.yaml", "icl_tasks: 3", "no list of CORE tasks"),
-        ("core.yaml", "icl_tasks: [", "no list of CORE tasks"),
-        ("core.yaml", "icl_tasks: []", "names no task"),
-        (
-            "core.yaml",
-            "icl_tasks: [{label: far, dataset_uri: x, icl_task_type: schema, num_fewshot: [-1]}]",
-            "num_fewshot is .-1.",
-        ),
-        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,x\n", "no table of baselines"),
-    ],
-)
-def test_what_is_no_bundle_is_named(tmp_path, name, text, message):
-    write_bundle(tmp_path)
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
+ENTRY = "{label: far, dataset_uri: x, icl_task_type: schema, num_fewshot: [-1]}"
+NO_BUNDLE = [
+    *(("core.yaml", f"icl_tasks: {tasks}") for tasks in ("3", "[]", f"[{ENTRY}]")),
+    ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,x\n"),
+]
+
+
+def test_what_is_no_bundle_is_named(tmp_path, transcript):
+    for name, text in NO_BUNDLE:
+        write_bundle(tmp_path)
+        (tmp_path / name).write_text(text)
+        transcript.refused(text, DataError, partial(open_suite, max_per_task=None), tmp_path)
+    (tmp_path / "core.yaml").write_text("icl_tasks: [")
+    with pytest.raises(DataError, match="no list of CORE tasks"):
         open_suite(tmp_path, max_per_task=None)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("eval_meta_data.csv", "Eval Task,Random baseline\n", "no baseline of 'far'"),
-        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,100\n", "'far' is 100 percent"),
-        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,nan\n", "'far' is nan percent"),
-        ("eval_data/multiple_choice/far.jsonl", "{}\n", "line 1 is no example"),
-        ("eval_data/multiple_choice/far.jsonl", "\n", "has no examples"),
-        (
-            "eval_data/multiple_choice/far.jsonl",
-            '{"query": "x", "choices": ["a"], "gold": 1}\n',
-            "gold is 1",
-        ),
-        ("eval_data/schema/contexts.jsonl", '{"context_options": "x"}\n', "not a list of texts"),
-        ("eval_data/language_modeling/facts.jsonl", "[1]\n", "line 1 is no example"),
-    ],
-)
-def test_a_task_that_cannot_be_asked_fails_alone(tmp_path, name, text, message):
-    write_bundle(tmp_path)
-    (tmp_path / name).write_text(text)
-    suite = open_suite(tmp_path, max_per_task=None)
-    label = "far" if name.endswith("csv") else Path(name).stem
-    assert message in suite.failed[label]
-    assert str(tmp_path) not in suite.failed[label]
-    assert len(suite.tasks) + len(suite.failed) == len(TASKS)
-    assert name.endswith("csv") or set(suite.failed) == {label}
+FAR, TABLE = "eval_data/multiple_choice/far.jsonl", "Eval Task,Random baseline\n"
+NO_TASK = [
+    *(("eval_meta_data.csv", f"{TABLE}{row}") for row in ("", "far,100\n", "far,nan\n")),
+    *((FAR, text) for text in ("{}\n", "\n", '{"query": "x", "choices": ["a"], "gold": 1}\n')),
+    ("eval_data/schema/contexts.jsonl", '{"context_options": "x"}\n'),
+    ("eval_data/language_modeling/facts.jsonl", "[1]\n"),
+]
+
+
+def test_a_task_that_cannot_be_asked_fails_alone(tmp_path, transcript):
+    for name, text in NO_TASK:
+        write_bundle(tmp_path)
+        (tmp_path / name).write_text(text)
+        suite = open_suite(tmp_path, max_per_task=None)
+        label = "far" if name.endswith("csv") else Path(name).stem
+        transcript.check(f"{name} {text!r}", suite.failed[label])
+        assert str(tmp_path) not in suite.failed[label]
+        assert len(suite.tasks) + len(suite.failed) == len(TASKS)
+        assert name.endswith("csv") or set(suite.failed) == {label}
 
 
 def test_a_task_of_an_unknown_kind_and_a_missing_file_are_named(tmp_path):
