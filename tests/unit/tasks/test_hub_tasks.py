@@ -58,16 +58,9 @@ def test_a_solution_has_its_calls_as_parts():
     row = {"question": "?", "answer": "12/60 = $<<12/60=0.2>>0.2\n<<1+1=2>><<3>>\n#### 10"}
     content = gsm8k.convert(row)["messages"][1]["content"]
     assert [(part["type"], part["text"]) for part in content] == [
-        ("text", "12/60 = $"),
-        ("python", "12/60"),
-        ("python_output", "0.2"),
-        ("text", "0.2\n"),
-        ("python", "1+1"),
-        ("python_output", "2"),
-        ("text", ""),
-        ("python", "3"),
-        ("python_output", ""),
-        ("text", "\n#### 10"),
+        *(("text", "12/60 = $"), ("python", "12/60"), ("python_output", "0.2"), ("text", "0.2\n")),
+        *(("python", "1+1"), ("python_output", "2"), ("text", ""), ("python", "3")),
+        *(("python_output", ""), ("text", "\n#### 10")),
     ]
 
 

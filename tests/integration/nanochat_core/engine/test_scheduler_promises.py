@@ -221,26 +221,18 @@ def test_what_never_fits_the_pages_is_refused_and_what_just_fits_is_answered():
         case.check(one)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *(
-            {"params": SamplingParams(temperature=value)}
-            for value in (-1.0, math.nan, math.inf, 1e300)
-        ),
-        *(
-            {"params": SamplingParams(repetition_penalty=value)}
-            for value in (0.0, -1.0, 1e-40, math.nan)
-        ),
-        *({"params": SamplingParams(top_p=value)} for value in (-0.1, 1.1, math.nan)),
-        *({"params": SamplingParams(min_p=value)} for value in (-0.1, 1.1, math.nan)),
-        *({"seed": value} for value in (2**63, -(2**63) - 1)),
-        *({"num_log_probs": value} for value in (-1, 21)),
-        *({"num_samples": value} for value in (-1, 200_000)),
-    ],
-)
-def test_numbers_that_no_runner_can_draw_with_are_refused_at_once(wrong):
-    case = Case()
+WRONG = {
+    **{"temperature": (-1.0, math.nan, math.inf, 1e300), "top_p": (-0.1, 1.1, math.nan)},
+    **{"repetition_penalty": (0.0, -1.0, 1e-40, math.nan), "min_p": (-0.1, 1.1, math.nan)},
+    **{"seed": (2**63, -(2**63) - 1), "num_log_probs": (-1, 21), "num_samples": (-1, 200_000)},
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
+def test_numbers_that_no_runner_can_draw_with_are_refused_at_once(name, value):
+    case, wrong = Case(), {name: value}
+    if name in vars(SamplingParams()):
+        wrong = {"params": SamplingParams(**wrong)}
     with pytest.raises(DataError, match=r"is .*, expected .* to ") as refused:
         case.ask([1, 2], **wrong)
     assert refused.value.hint

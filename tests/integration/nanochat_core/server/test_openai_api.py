@@ -128,48 +128,27 @@ def test_the_model_is_listed(client, openai):
     assert caught.value.body["message"] == f"the model here is {NAME}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "param"),
-    [
-        ({"temperature": 3}, "temperature"),
-        ({"n": 9}, "n"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-        ({"stop": 5}, "stop"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": -1}, "presence_penalty"),
-        ({"logit_bias": {"5": 100}}, "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages"),
-    ],
-)
-def test_a_refusal_is_an_error_of_openais(client, settings, param, openai):
+REFUSED = [  # settings, of which the last is the field that the refusal names
+    *({"temperature": 3}, {"n": 9}, {"top_p": 1.5}, {"messages": []}, {"stop": 5}),
+    *({"messages": [{"role": role, "content": None}]} for role in ("tool", "user")),
+    *({"frequency_penalty": 0.5}, {"presence_penalty": -1}, {"logit_bias": {"5": 100}}),
+    *({"response_format": {"type": "json_object"}}, {"tools": [], "tool_choice": "required"}),
+    {"modalities": ["text", "audio"]},
+]
+REFUSED_TEXT = [
+    *({"echo": True}, {"suffix": "x"}, {"best_of": 3}, {"prompt": "x" * 5000}, {"prompt": []}),
+    *({"prompt": ids} for ids in ([70, TOKENIZER.vocab_size], [-1], [[70], [1.5]])),
+]
+
+
+@pytest.mark.parametrize("settings", [*REFUSED, *REFUSED_TEXT])
+def test_a_refusal_is_an_error_of_openais_and_names_its_field(client, settings, openai):
+    is_chat, [*_, param] = settings in REFUSED, settings
+    create = (client.chat.completions if is_chat else client.completions).create
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{"model": NAME, **body("x"), **settings})
+        create(**{"model": NAME, **(body("x") if is_chat else {"prompt": "x"}), **settings})
     assert caught.value.body["param"] == param
     assert caught.value.body["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("settings", "param"),
-    [
-        ({"echo": True}, "echo"),
-        ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
-        ({"prompt": "x" * 5000}, "prompt"),
-        ({"prompt": [70, TOKENIZER.vocab_size]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [[70], [1.5]]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-    ],
-)
-def test_a_refusal_of_a_text_names_its_field(client, settings, param, openai):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(**{"model": NAME, "prompt": "x", **settings})
-    assert caught.value.body["param"] == param
 
 
 def test_tokens_of_a_prompt_are_read_as_they_are(client):

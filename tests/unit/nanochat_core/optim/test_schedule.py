@@ -14,11 +14,7 @@ STEPS = 2000  # the warmdown is the last 1300
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (0, 1 / 40),
-        (38, 39 / 40),
-        (39, 1.0),
-        (40, 1.0),
-        (700, 1.0),  # step N - warmdown still holds
+        *((0, 1 / 40), (38, 39 / 40), (39, 1.0), (40, 1.0), (700, 1.0)),  # N - warmdown holds
         (701, 1299 / 1300 + 1 / 1300 * 0.05),
         (1350, 0.5 + 0.5 * 0.05),
         (1999, 1 / 1300 + 1299 / 1300 * 0.05),
@@ -51,14 +47,8 @@ def test_a_chat_schedule_falls_towards_zero_from_the_first_step():
 @pytest.mark.parametrize(
     ("step", "expected"),
     [
-        (0, 0.85),
-        (200, 0.91),
-        (399, 0.85 + 0.12 * 399 / 400),
-        (400, 0.97),
-        (699, 0.97),
-        (700, 0.97),
-        (1350, 0.935),
-        (1999, 0.97 - 0.07 * 1299 / 1300),
+        *((0, 0.85), (200, 0.91), (399, 0.85 + 0.12 * 399 / 400), (400, 0.97), (699, 0.97)),
+        *((700, 0.97), (1350, 0.935), (1999, 0.97 - 0.07 * 1299 / 1300)),
     ],
 )
 def test_the_momentum_rises_holds_and_falls_in_the_warmdown(step, expected):

@@ -12,29 +12,16 @@ from hypothesis import strategies as st
 from nanochat_core.engine.tools.calculator import MAX_CHARS, MAX_TOKENS, calculate
 from tests.support.nanochat_core.engine.hostile_expressions import HOSTILE
 
+VALUES = [
+    *(("12 + 30", "42"), ("1,234,567 * 2", "2469134"), ("48/2", "24"), ("7/2", "3.5")),
+    *(("0.1 + 0.2", "0.3"), ("1/3", "0.333333333333"), ("10 % 3", "1"), ("-7 // 2", "-4")),
+    *(("-(2 + 3) * +4", "-20"), (".5 * 4.", "2"), ("0 * -1.5", "0"), ("1e3 + 1", "1001")),
+    *(("  3*4\n", "12"), ("'strawberry'.count('r')", "3"), ('"a,b,c".count(",")', "2")),
+    *(("'aaa' . count( 'a' ) + 1", "4"), ("2 * 9,999,999,999,999,999", "19999999999999998")),
+]
 
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [
-        ("12 + 30", "42"),
-        ("1,234,567 * 2", "2469134"),
-        ("48/2", "24"),
-        ("7/2", "3.5"),
-        ("0.1 + 0.2", "0.3"),
-        ("1/3", "0.333333333333"),
-        ("10 % 3", "1"),
-        ("-7 // 2", "-4"),
-        ("-(2 + 3) * +4", "-20"),
-        (".5 * 4.", "2"),
-        ("0 * -1.5", "0"),
-        ("1e3 + 1", "1001"),
-        ("  3*4\n", "12"),
-        ("'strawberry'.count('r')", "3"),
-        ('"a,b,c".count(",")', "2"),
-        ("'aaa' . count( 'a' ) + 1", "4"),
-        ("2 * 9,999,999,999,999,999", "19999999999999998"),
-    ],
-)
+
+@pytest.mark.parametrize(("expression", "value"), VALUES)
 def test_the_grammar_has_these_values(expression, value):
     assert calculate(expression) == value
 
