@@ -69,7 +69,7 @@ def show_results(pages: BackgroundWriter, made: CompletedSweep) -> None:
     report = made.report
     sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *made.cost_lines))
     text = f"{sentences}\n\nPage on the machine that ran it: `{made.page}`\n"
-    pages.show("models", "table", report.table.tree(), about=report.lead)
+    pages.show("models", "table", report.table.tree(), about=report.page.lead[0])
     pages.show("findings", "markdown", text, about="What the numbers say")
     for plot in report.pictures[:1]:
         pages.show("plot", "image", picture_url([plot]), about=plot.caption)

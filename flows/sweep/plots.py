@@ -25,11 +25,11 @@ _MARGIN = 0.12  # share of the data's range that an axis extends beyond it at ei
 
 
 def difference_panel(
-    points: Sequence[tuple[str, Delta, Sequence[float]]], *, title: str, caption: str, axis: str
+    points: Sequence[tuple[str, Delta, Sequence[float]]], title: str, axis: str, *, better: str
 ) -> Panel:
     """Return a row for each point: the differences of its seeds, their mean and its interval.
 
-    `points` are labels, means and single differences, at least one.
+    `points` are labels, means and single differences, at least one; `better` is less or more.
     """
     left = min(_LABEL, 7 * max(len(label) for label, _, _ in points)) + 14
     # All differences and 0, with half as much on each side: an interval of two seeds may be many
@@ -57,7 +57,7 @@ def difference_panel(
     ink = COLOURS["ink"]
     return Panel(
         title=title,
-        caption=caption,
+        caption=f"mean and 95 % interval, cut at the edge; faint: single seeds; {better} is better",
         layers=[
             layer([{"x": 0}], "rule", zero, x=x),
             layer(single, "circle", faint, x=x, y=y),

@@ -50,12 +50,10 @@ prediction is an extrapolation: nothing says that the law continues."""
 class SweepReport:
     """The results of a sweep. The same results give the same bytes: it has no times."""
 
-    name: str
-    lead: str  # profile, settings and store
+    page: Page  # of these:
     pictures: Sequence[Panel]  # none if nothing was measured
     sentences: Sequence[str]
     table: Table
-    footer: str
     tree: Mapping[str, Any]  # JSON values
 
 
@@ -88,9 +86,7 @@ class PointResult:
         if not self.from_base:
             return None
         mean = mean_over_seeds(self.from_base)
-        if len(self.from_base) == 1:
-            return Delta(value=mean.value)
-        return Delta(value=mean.value, low=mean.low, high=mean.high)
+        return Delta(**asdict(mean)) if len(self.from_base) > 1 else Delta(value=mean.value)
 
 
 def wanted_of(sweep: Sweep, results: Results) -> Collection[str]:
@@ -158,51 +154,50 @@ def report_of_sweep(
     """
     errors = errors or {}
     found = results_of(sweep, results)
-    series, base = _series(sweep, found), sweep.points[0].label
+    series, base, metric = _series(sweep, found), sweep.points[0].label, sweep.metric
     has_core = any(each.core is not None for each in found)
-    title = f"Sweep {sweep.name}"
     points = [
         (" ".join(each.point.cells), mean, each.from_base)
         for each in found
         if (mean := each.difference) is not None
     ]
-    plot = {
-        "axis": f"{sweep.metric} less that of {base}, same seeds",
-        "caption": "mean and 95 % interval, cut at the edge; faint: single seeds; "
-        f"{'less' if direction(sweep.metric) < 0 else 'more'} is better",
-    }
-    overrides = f" with {', '.join(sweep.request.overrides)}" if sweep.request.overrides else ""
-    return SweepReport(
-        name=sweep.name,
-        lead=f"Profile {sweep.request.profile}{overrides}; store {store}.",
-        pictures=(
-            series.panels
-            if series is not None and series.losses
-            else [difference_panel(points, title=title, **plot)]
-            if points
-            else []
+    if series is not None and series.losses:
+        pictures = series.panels
+    elif points:
+        better = "less" if direction(metric) < 0 else "more"
+        axis = f"{metric} less that of {base}, same seeds"
+        pictures = [difference_panel(points, f"Sweep {sweep.name}", axis, better=better)]
+    else:
+        pictures = []
+    sentences = [
+        *(f"{label}: {error}" for label, error in errors.items()),
+        *_sentences(sweep, found),
+        *(series.sentences() if series else ()),
+    ]
+    table = Table(
+        columns=(
+            *texts(sweep.head[0]),
+            *numbers(*sweep.head[1:], "seeds", f"mean {metric}", f"from {base}"),
+            *numbers(*(["mean CORE"] if has_core else [])),
+            *texts("ended"),
         ),
-        sentences=[
-            *(f"{label}: {error}" for label, error in errors.items()),
-            *_sentences(sweep, found),
-            *(series.sentences() if series else ()),
-        ],
-        table=Table(
-            columns=(
-                *texts(sweep.head[0]),
-                *numbers(*sweep.head[1:], "seeds", f"mean {sweep.metric}", f"from {base}"),
-                *numbers(*(["mean CORE"] if has_core else [])),
-                *texts("ended"),
-            ),
-            rows=[_row(sweep, each, has_core=has_core) for each in found],
-        ),
-        footer=_FOOTER if series is None else f"{_FOOTER}\n{_SERIES_FOOTER}",
-        tree={
-            **_tree(sweep, found, store),
-            "errors": errors,
-            **({"series": asdict(series)} if series else {}),
-        },
+        rows=[_row(sweep, each, has_core=has_core) for each in found],
     )
+    overrides = f" with {', '.join(sweep.request.overrides)}" if sweep.request.overrides else ""
+    page = Page(
+        kind="Sweep",
+        heading=sweep.name,
+        lead=[f"Profile {sweep.request.profile}{overrides}; store {store}."],
+        sections=[
+            Section(charts=pictures),
+            Section(title="What the numbers say", items=sentences),
+            Section(title="Models", table=table),
+        ],
+        footer=_FOOTER if series is None else f"{_FOOTER}\n{_SERIES_FOOTER}",
+    )
+    tree = {**_tree(sweep, found, store), "errors": errors}
+    tree |= {"series": asdict(series)} if series else {}
+    return SweepReport(page=page, pictures=pictures, sentences=sentences, table=table, tree=tree)
 
 
 def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
@@ -217,14 +212,15 @@ def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
 
 def _allowed(sweep: Sweep, results: Results) -> list[int]:
     seeds = sweep.request.seeds
-    scores: list[dict[int, float]] = []
-    for point in sweep.points[1:]:
-        known = {i: point.member(seed) for i, seed in enumerate(seeds)}
-        ended = {i: results[label] for i, label in known.items() if label in results}
-        each = {i: score_of(sweep, made) if made else None for i, made in ended.items()}
-        scores.append(
-            {i: FAILED if s is None else -direction(sweep.metric) * s for i, s in each.items()}
-        )
+
+    def rank(made: Manifest | None) -> float:
+        score = score_of(sweep, made) if made else None
+        return FAILED if score is None else -direction(sweep.metric) * score
+
+    scores = [
+        {i: rank(results[m]) for i, s in enumerate(seeds) if (m := point.member(s)) in results}
+        for point in sweep.points[1:]
+    ]
     reduction = sweep.request.reduction
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
 
@@ -365,19 +361,9 @@ def write_files(home: Path, report: SweepReport) -> Path:
     The numbers are next to it, as .json, and so is the picture, as .svg, if anything was measured.
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
-    directory = home / "sweep" / report.name
-    content = Page(
-        kind="Sweep",
-        heading=report.name,
-        lead=[report.lead],
-        sections=[
-            Section(charts=report.pictures),
-            Section(title="What the numbers say", items=report.sentences),
-            Section(title="Models", table=report.table),
-        ],
-        footer=report.footer,
-    ).html
+    directory = home / "sweep" / report.page.heading
     # Everything is rendered before the first write: a failure leaves the older files as they were.
+    content = report.page.html
     drawing = picture(report.pictures[:1]) if report.pictures else None
     page = directory / "sweep.html"
     with writing(directory, ConfigError):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -211,8 +210,8 @@ def test_points_lie_in_the_picture_where_their_numbers_are():
 
 
 def test_nothing_measured_is_a_page_without_a_picture(tmp_path):
-    found = replace(report(5, 6, errors={"tokenizer": "it failed"}), name="tiny")
-    older = tmp_path / "sweep" / "tiny" / "sweep.svg"
+    found = report(5, 6, errors={"tokenizer": "it failed"})
+    older = tmp_path / "sweep" / found.page.heading / "sweep.svg"
     older.parent.mkdir(parents=True)
     older.write_text("of earlier")
     page = write_files(tmp_path, found)
