@@ -64,12 +64,11 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-def number(value: float, *, digits: int = 4, sign: str = "") -> str:
+def number(value: float, *, sign: str = "") -> str:
     """0.123456 -> "0.1235"; 1234.5 -> "1,234"; integers with all digits. `sign` "+" shows it."""
     if isinstance(value, int):
         return f"{value:{sign},}"
-    form = ",.0f" if abs(value) >= 10 ** (digits - 1) else f".{digits}g"
-    return f"{value:{sign}{form}}"
+    return f"{value:{sign}{',.0f' if abs(value) >= 1000 else '.4g'}}"
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ draw has its own standard deviation, so that few points give ranges as wide as S
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -42,7 +42,7 @@ class Law:
     scale: float
     exponent: float
     # Relative standard deviation of the points about the law; None: it goes through all of them.
-    scatter: float | None
+    scatter: float | None = None
 
     def at(self, x: float) -> float:
         """Return the law's y at `x`."""
@@ -59,11 +59,11 @@ class ScalingFit:
     """The law of some points, and its uncertainties."""
 
     points: tuple[tuple[float, float], ...]
-    law: Law | None  # None: the points determine none
-    # None: too few points to fit a floor. A range from 0 means that the floor is not determined.
-    floor_range: Range | None
-    exponent_range: Range | None  # None: unknown, since laws with a floor were not fitted
     doubts: tuple[str, ...]  # a sentence each
+    law: Law | None = None  # None: the points determine none
+    # None: too few points to fit a floor. A range from 0 means that the floor is not determined.
+    floor_range: Range | None = None
+    exponent_range: Range | None = None  # None: unknown, since laws with a floor were not fitted
 
     def predict(self, x: float) -> Score | None:
         """Return the law's value at `x`, or None without a law.
@@ -95,9 +95,7 @@ def fit_law(points: Sequence[tuple[float, float]]) -> ScalingFit:
     elif np.cov(np.log(np.array(points)).T)[0, 1] >= 0:
         doubt = "no law: the larger models are no better"
     if doubt:
-        return ScalingFit(
-            points=points, law=None, floor_range=None, exponent_range=None, doubts=(doubt,)
-        )
+        return ScalingFit(points=points, doubts=(doubt,))
     floors = exponents = None
     if sizes >= FLOOR_NEEDS:
         laws, _ = _bootstrap(points)
@@ -143,13 +141,10 @@ def _best(points: Sequence[tuple[float, float]], *, has_floor: bool) -> Law:
     """Return the law with the least sum of squares."""
     x, y = np.array(points).T
     floor, scale, exponent = (float(v) for v in _fit(x, y[None], has_floor=has_floor)[:, 0])
-    law = Law(floor=floor, scale=scale, exponent=exponent, scatter=None)
+    law = Law(floor=floor, scale=scale, exponent=exponent)
     freedom = len(points) - (3 if has_floor else 2)
-    if freedom < 1:
-        return law
     squares = math.fsum((law.at(x) / y - 1) ** 2 for x, y in points)
-    scatter = math.sqrt(squares / freedom)
-    return Law(floor=floor, scale=scale, exponent=exponent, scatter=scatter)
+    return replace(law, scatter=math.sqrt(squares / freedom)) if freedom > 0 else law
 
 
 def _bootstrap(points: Sequence[tuple[float, float]]) -> tuple[Array, Array]:
