@@ -18,7 +18,6 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
@@ -31,25 +30,6 @@ from nanochat_core.errors import ArtifactError
 
 _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new)?")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """The paths of one artifact in a cache."""
-
-    directory: Path
-
-    @property
-    def unfinished(self) -> Path:
-        return self.directory.with_name(f".{self.directory.name}.new")
-
-    @property
-    def used(self) -> Path:
-        return self.directory.with_name(f"{self.directory.name}.used")
-
-    @property
-    def lock(self) -> Path:
-        return self.directory.with_name(f"{self.directory.name}.lock")
 
 
 class Cache(contextlib.AbstractContextManager["Cache"]):
@@ -80,18 +60,18 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     def find_copy(self, manifest: Manifest) -> Path | None:
         """Return the artifact's directory, in use from now on, or None. It is not verified."""
         entry = self._entry(manifest)
-        if not _is_directory(entry.directory):
+        if not _is_directory(entry):
             return None
-        with writing(entry.directory, ArtifactError):
+        with writing(entry, ArtifactError):
             self._use(entry)
         # Again: before the lock was held another process could have removed it.
-        return entry.directory if _is_directory(entry.directory) else None
+        return entry if _is_directory(entry) else None
 
     def use(self, manifest: Manifest) -> Path:
         """Return the path of an artifact, in use from now on, whether or not it exists."""
         entry = self._entry(manifest)
-        with writing(entry.directory, ArtifactError):
-            stage = entry.directory.parent
+        with writing(entry, ArtifactError):
+            stage = entry.parent
             stage.mkdir(parents=True, exist_ok=True)
             if stage.is_symlink():
                 raise ArtifactError(
@@ -99,7 +79,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
                     hint="remove it; to have the cache elsewhere, set NANOCHAT_HOME",
                 )
             self._use(entry)
-        return entry.directory
+        return entry
 
     def make_room(self) -> None:
         """Remove artifacts that are not in use, least recently used first, down to the limit.
@@ -109,34 +89,34 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         # Two processes at once remove the same artifacts, in the same order.
         with writing(self.directory, ArtifactError):
             entries = sorted(self._entries(), key=_last_use)
-            sizes = [_disk_use(e.directory) + _disk_use(e.unfinished) for e in entries]
+            sizes = [_disk_use(e) + _disk_use(_unfinished(e)) for e in entries]
             total = sum(sizes)
             for entry, size in zip(entries, sizes, strict=True):
                 # An artifact whose files are hard links into a store frees no space.
                 if size and total > self.limit and _drop(entry):
                     total -= size
 
-    def _entry(self, manifest: Manifest) -> _Entry:
+    def _entry(self, manifest: Manifest) -> Path:
         # By the whole manifest: another store's artifact of the same content has another manifest
         # and other logs, which must not replace those that a job is reading.
         record = hashlib.sha256(manifest.to_json()).hexdigest()
         name = f"{short(manifest.fingerprint)}-{short(record)}"
-        return _Entry(directory=self.directory / manifest.stage / name)
+        return self.directory / manifest.stage / name
 
-    def _use(self, entry: _Entry) -> None:
+    def _use(self, entry: Path) -> None:
         with self._lock:
-            held = self._held.get(entry.used)
+            held = self._held.get(entry)
             if held is None:
-                held = self._held[entry.used] = _open_lock(entry.used)
+                held = self._held[entry] = _open_lock(_used(entry))
                 fcntl.flock(held, fcntl.LOCK_SH)
             os.utime(held)
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[Path]:
         """Yield the cached artifacts, whole or not. Ignores other files."""
         for stage in filter(_is_directory, self.directory.iterdir()):
             found = [_NAME.fullmatch(path.name) for path in stage.iterdir()]
             for name in sorted({match["name"] for match in found if match}):
-                yield _Entry(directory=stage / name)
+                yield stage / name
 
 
 def fetch(
@@ -150,28 +130,27 @@ def fetch(
     """
     # In use before anything is fetched: another process that makes room must not remove it.
     directory = cache.use(manifest)
-    entry = _Entry(directory=directory)
     if not _is_whole(manifest, directory):
         with (
             # While another process fetches it, a caller that is to stop raises in `on_bytes`.
-            file_lock.hold(entry.lock, lambda: on_bytes(0)),
+            file_lock.hold(directory.with_name(f"{directory.name}.lock"), lambda: on_bytes(0)),
             writing(directory, ArtifactError),
         ):
-            _complete(store, manifest, entry, on_bytes)
+            _complete(store, manifest, directory, on_bytes)
         # After the fetch, when the size on disk is known. This artifact is in use and stays.
         cache.make_room()
     return directory
 
 
-def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes) -> None:
+def _complete(store: Store, manifest: Manifest, directory: Path, on_bytes: OnBytes) -> None:
     """Fetch what is missing. A new directory gets its name only once it is complete.
 
     One that exists is repaired in place: another process may be reading the whole files in it.
     """
-    if not _is_directory(entry.directory):
-        entry.directory.unlink(missing_ok=True)  # a link
-    exists = entry.directory.exists()
-    target = entry.directory if exists else entry.unfinished / "whole"
+    if not _is_directory(directory):
+        directory.unlink(missing_ok=True)  # a link
+    exists, unfinished = directory.exists(), _unfinished(directory)
+    target = directory if exists else unfinished / "whole"
     for folder in ("files", "logs"):
         if not _is_directory(target / folder):
             (target / folder).unlink(missing_ok=True)
@@ -183,15 +162,15 @@ def _complete(store: Store, manifest: Manifest, entry: _Entry, on_bytes: OnBytes
     missing = find_missing(places)
     for path in (*(path for _, path in missing), target / "manifest.json"):
         shutil.rmtree(path, ignore_errors=True)  # nothing happens unless it is a directory
-    scratch = entry.unfinished / "parts"
+    scratch = unfinished / "parts"
     fetch_verified(store, manifest, missing, scratch=scratch, on_bytes=on_bytes)
     # Last, and in one step: a directory with a manifest once had all its files.
     record = scratch / "manifest.json"
     record.write_bytes(manifest.to_json())
     record.replace(target / "manifest.json")
     if not exists:
-        target.rename(entry.directory)
-    shutil.rmtree(entry.unfinished, ignore_errors=True)
+        target.rename(directory)
+    shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _is_whole(manifest: Manifest, directory: Path) -> bool:
@@ -225,9 +204,17 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _last_use(entry: _Entry) -> float:
+def _unfinished(entry: Path) -> Path:
+    return entry.with_name(f".{entry.name}.new")
+
+
+def _used(entry: Path) -> Path:
+    return entry.with_name(f"{entry.name}.used")
+
+
+def _last_use(entry: Path) -> float:
     try:
-        return entry.used.stat().st_mtime
+        return _used(entry).stat().st_mtime
     except FileNotFoundError:
         return 0.0
 
@@ -246,17 +233,17 @@ def _disk_use(directory: Path) -> int:
     return total
 
 
-def _drop(entry: _Entry) -> bool:
+def _drop(entry: Path) -> bool:
     """Remove an artifact unless it is in use. Returns whether it was removed."""
-    descriptor = _open_lock(entry.used)
+    descriptor, unfinished = _open_lock(_used(entry)), _unfinished(entry)
     try:
         if not try_flock(descriptor):
             return False
-        shutil.rmtree(entry.unfinished, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         # Renamed first: a crash during rmtree must not leave a half under the artifact's name.
         with contextlib.suppress(FileNotFoundError):
-            entry.directory.rename(entry.unfinished)
-            shutil.rmtree(entry.unfinished, ignore_errors=True)
+            entry.rename(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
         return True
     except OSError:  # files of `unfinished` are left, as on NFS while a process has them open
         return False
