@@ -109,7 +109,6 @@ def _build(
         files = fetch_inputs(stage, context, inputs, cache, check=lease.raise_if_lost)
         job = make_job(stage, context, identity, files)
         check = make_check(context, identity, job, lookup.code)
-        check.discard_foreign_state()
         try:
             result = run_stage(stage, context, job, lease, check)
             check.check_complete()

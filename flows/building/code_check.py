@@ -5,7 +5,6 @@ Workers copy every module they load into the job's directory (runtime/code_recor
 are compared by digest, not the files, which may have changed once more since.
 """
 
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,14 +45,6 @@ class CodeCheck:
         self._check(directory)
         # The mtime from before the check: a file added during it is checked by the next call.
         self._seen = changed
-
-    def discard_foreign_state(self) -> None:
-        """Remove the job's directory if an earlier attempt with other code wrote it."""
-        try:
-            self()
-        except CodeChanged as error:
-            self.warn(f"what an earlier attempt saved is not used: {error}")
-            shutil.rmtree(self.job.directory)
 
     def check_complete(self) -> None:
         """Check the whole record. Raises StageError if the job did not record what it ran."""

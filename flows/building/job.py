@@ -5,6 +5,7 @@ flows/building/nodes.py.
 """
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
-from flows.building.code_check import CodeCheck
+from flows.building.code_check import CodeChanged, CodeCheck
 from flows.building.context import BuildContext
 from flows.building.coordinator import Coordinator, lead
 from flows.building.executions import append_segment
@@ -127,9 +128,18 @@ def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
 
 
 def make_check(context: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
-    """Return a check that the job runs only code that its fingerprint covers."""
+    """Return a check that the job runs only code that its fingerprint covers.
+
+    What an earlier attempt with other code left is removed.
+    """
     warn = context.log(job.stage, "warning")
-    return CodeCheck(identity, job, code, strict=context.strict, warn=warn)
+    check = CodeCheck(identity, job, code, strict=context.strict, warn=warn)
+    try:
+        check()
+    except CodeChanged as error:
+        warn(f"what an earlier attempt saved is not used: {error}")
+        shutil.rmtree(job.directory)
+    return check
 
 
 def run_stage(

@@ -155,7 +155,7 @@ class _Follower:
                 found = self._wait()
                 if isinstance(found, Manifest):
                     return self._finish(found)
-                attempt = _Attempt(self.context, self.identity, *found, node=self.node)
+                attempt = _Attempt(self.context, self.identity, *found, self.node)
                 if attempt.run(partial(self._prepare, cache)):
                     self._seen = attempt.epoch
                 else:
@@ -173,7 +173,6 @@ class _Follower:
         resources = replace(job.resources, device_batch_size=start.device_batch_size)
         job = replace(job, resources=resources)
         check = make_check(self.context, self.identity, job, self.lookup.code)
-        check.discard_foreign_state()
         report_building(self.stage, self.context, job)
         return job, check
 
@@ -238,21 +237,20 @@ class _Follower:
         return finish(self.context, manifest, began=self._began)
 
 
+@dataclass
 class _Attempt:
     """One attempt of a node other than 0, over its connection to node 0."""
 
-    def __init__(
-        self, context: BuildContext, identity: Identity, epoch: int, link: Link, *, node: int
-    ) -> None:
-        self.epoch = epoch
-        self._context = context
-        self._identity = identity
-        self._link = link
-        self._node = node
-        self._log = context.log(identity.stage)
-        self._start: Start | None = None  # node 0's last message that was taken
-        self._messages: Queue[Start | None] = Queue()  # from node 0; None: the attempt ends
-        self._ending = threading.Event()  # the connection is lost, or the run is stopped
+    context: BuildContext
+    identity: Identity
+    epoch: int  # of node 0's lease
+    link: Link
+    node: int
+    _start: Start | None = field(default=None, init=False)  # node 0's last message that was taken
+    # From node 0; None: the attempt ends.
+    _messages: "Queue[Start | None]" = field(default_factory=Queue[Start | None], init=False)
+    # The connection is lost, or the run is stopped.
+    _ending: threading.Event = field(default_factory=threading.Event, init=False)
 
     def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> bool:
         """Run this node's ranks, unless node 0 gives the attempt up before they start.
@@ -264,12 +262,12 @@ class _Attempt:
         """
         with (
             run_in_background(self._hear, self._beat, self._watch),
-            contextlib.closing(self._link),
+            contextlib.closing(self.link),
         ):
             try:
                 self._take_part(prepare)
             except StageInterrupted:
-                if self._context.stop.is_set():
+                if self.context.stop.is_set():
                     self._say("leaving")
                     raise
                 self._say("ended")
@@ -278,7 +276,7 @@ class _Attempt:
                 is_refused = self._start is not None and self._start.refused is not None
                 if is_refused or not is_retryable(error):
                     raise
-                self._log(f"this attempt is over: {error}")
+                self.context.log(self.identity.stage)(f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
                 name = type(error).__name__
                 self._say("ended", text=f"{name}: {error}", cause=name)
@@ -296,11 +294,9 @@ class _Attempt:
         if start is None:
             return
         job, check = prepare(start)
-        context = self._context
+        store, log = self.context.store, self.context.log(job.stage)
         try:
-            checkpoints.restore_step(
-                context.store, job, start.step, commit=start.commit, log=self._log
-            )
+            checkpoints.restore_step(store, job, start.step, commit=start.commit, log=log)
         except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
         self._say("ready")
@@ -316,15 +312,13 @@ class _Attempt:
 
     def _run(self, job: Job, start: Start, check: CodeCheck) -> None:
         processes = start.processes
-        rendezvous = rendezvous_of(start, job, node=self._node)
+        rendezvous = rendezvous_of(start, job, node=self.node)
         # Ranks are numbered by node, with or without torchrun: known before they start.
         first = rendezvous.first_rank(processes)
         append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
-        warnings = WaitLog(
-            self._context.log(job.stage, "warning"), every=self._context.terms.report
-        )
+        warnings = WaitLog(self.context.log(job.stage, "warning"), every=self.context.terms.report)
         with uploading_shards(
-            self._context.store,
+            self.context.store,
             job,
             range(first, first + processes),
             epoch=self.epoch,
@@ -336,10 +330,10 @@ class _Attempt:
             run_job(
                 job,
                 processes=processes,
-                on_event=lambda event: self._context.watch(self._identity.stage, event),
+                on_event=lambda event: self.context.watch(self.identity.stage, event),
                 stop=self._ending,
                 check=check,
-                root=self._context.root,
+                root=self.context.root,
                 rendezvous=rendezvous,
             )
 
@@ -347,7 +341,7 @@ class _Attempt:
         """Take node 0's messages until the connection ends, which ends this attempt."""
         with contextlib.suppress(LinkLost):
             while True:
-                start = read_message(Start, self._link.receive())
+                start = read_message(Start, self.link.receive())
                 if start.epoch != self.epoch:
                     break
                 self._messages.put(start)
@@ -355,13 +349,13 @@ class _Attempt:
         self._messages.put(None)
 
     def _beat(self, over: threading.Event) -> None:
-        while not over.wait(min(self._context.terms.beat, SECONDS_BETWEEN_BEATS)):
-            self._link.send({})
+        while not over.wait(min(self.context.terms.beat, SECONDS_BETWEEN_BEATS)):
+            self.link.send({})
 
     def _watch(self, over: threading.Event) -> None:
         """End the attempt when the run is stopped."""
         while not over.wait(POLL_SECONDS):
-            if self._context.stop.is_set():
+            if self.context.stop.is_set():
                 self._ending.set()
                 self._messages.put(None)
                 return
@@ -369,8 +363,8 @@ class _Attempt:
     def _say(self, state: State, **more: Any) -> None:
         """Report this node's status to node 0, with `more` fields of Status."""
         host = socket.gethostname()
-        status = Status(epoch=self.epoch, node=self._node, host=host, state=state, **more)
-        self._link.send(asdict(status))
+        status = Status(epoch=self.epoch, node=self.node, host=host, state=state, **more)
+        self.link.send(asdict(status))
 
 
 def _cause_of(error: NanochatError) -> str:

@@ -161,15 +161,22 @@ class _Planner:
         manifest, revoked = self._find(identity)
         if manifest is None:
             return self._to_build(stage, identity, is_wanted=is_wanted)
+        reason, builder = "asked for" if is_wanted else "", None
+        state: State = "~" if is_wanted else "="
         if revoked is not None:
-            return self._revoked(stage, identity, manifest, revoked)
+            builder = self._find_builder(identity)
+            state, reason = "x", _why_revoked(revoked, identity.ref)
+            if builder is not None:
+                state, reason = "!", _joined(f"by {builder}", reason)
         return StagePlan(
             stage=stage,
-            state="~" if is_wanted else "=",
+            state=state,
             identity=identity,
             manifest=manifest,
-            reason="asked for" if is_wanted else "",
-            estimate=self._estimate(stage, [manifest]) if is_wanted else None,
+            reason=reason,
+            revoked=revoked,
+            builder=builder,
+            estimate=self._estimate(stage, [manifest]) if state != "=" else None,
         )
 
     def _identify(self, stage: Stage, made: Mapping[str, Manifest]) -> Identity:
@@ -225,24 +232,6 @@ class _Planner:
     def _find_builder(self, identity: Identity) -> str | None:
         return str(found) if (found := find_holder(self._store, identity.ref)) else None
 
-    def _revoked(
-        self, stage: Stage, identity: Identity, manifest: Manifest, revoked: Revoked
-    ) -> StagePlan:
-        builder = self._find_builder(identity)
-        why = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
-        if revoked.ref != identity.ref:
-            why = f"the same as {revoked.ref.name}, {why}"
-        return StagePlan(
-            stage=stage,
-            state="!" if builder else "x",
-            identity=identity,
-            manifest=manifest,
-            reason=_joined(f"by {builder}" if builder else "", why),
-            revoked=revoked,
-            builder=builder,
-            estimate=self._estimate(stage, [manifest]),
-        )
-
     def _after(
         self,
         stage: Stage,
@@ -286,7 +275,7 @@ class _Planner:
         others = [name for name in after if name not in {found.ref.stage for found in ancestors}]
         state: State = "x" if revoked else "~" if is_wanted else "?"
         reason = _joined(
-            f"revoked {revoked.revocation.when}: {revoked.revocation.why}" if revoked else "",
+            _why_revoked(revoked, manifest.ref) if revoked else "",
             "asked for" if is_wanted and not revoked else "",
             f"made from revoked {listed([r.ref.name for r in ancestors], _SHOWN)}"
             if ancestors
@@ -345,6 +334,11 @@ def _why(changes: list[Change] | None) -> tuple[State, str]:
     own = [str(change) for change in changes if change.kind not in PASSED_ON]
     passed_on = [str(change) for change in changes if change.kind in PASSED_ON]
     return "~", _joined(listed(own, _SHOWN), listed(passed_on, _SHOWN))
+
+
+def _why_revoked(revoked: Revoked, ref: ArtifactRef) -> str:
+    why = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
+    return why if revoked.ref == ref else f"the same as {revoked.ref.name}, {why}"
 
 
 def _joined(*reasons: str) -> str:
