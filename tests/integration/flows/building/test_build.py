@@ -12,7 +12,6 @@ import pytest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import Revocation, put_revocation
 from flows.building.build import build, look_up
-from flows.building.code_check import leaked_modules
 from flows.identity.fingerprint import Code, identify
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef
@@ -249,18 +248,6 @@ def test_a_revocation_that_came_without_its_artifact_counts(toys):
     assert build(first, context, {}, force=False).manifest.identity == recipe.redone(1)
 
 
-def test_force_starts_an_unfinished_job_over(toys):
-    first = toys.stage("first")
-    toys.set_broken("first")
-    with pytest.raises(StageError):
-        build(first, toys.context(), {}, force=False)
-    toys.set_broken("first", False)
-
-    manifest = build(first, toys.context(), {}, force=True).manifest
-
-    assert len(manifest.provenance.segments) == 1
-
-
 def test_a_result_that_changed_is_reported(toys):
     source = """
 import os
@@ -289,27 +276,6 @@ def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys):
 
     assert toys.kinds("first") == ["failed"]
     assert not (toys.home / "work").exists()
-
-
-def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys):
-    first = toys.stage("first", source=SLOW)
-    results: list[Any] = []
-    threads = [
-        threading.Thread(
-            target=lambda: results.append(build(first, toys.context(), {}, force=False).cached)
-        )
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: [e["kind"] for _, e in toys.events].count("waiting") >= 2)
-    (toys.home / "go").touch()
-    for thread in threads:
-        thread.join()
-
-    assert sorted(results) == [False, True, True]
-    kinds = toys.kinds("first")
-    assert kinds.count("building") == 1
 
 
 def test_gpu_stages_run_one_at_a_time(toys):
@@ -377,12 +343,3 @@ def run(job):
     assert not build(sneaky, toys.context(strict=False), {}, force=False).cached
 
     assert "warning" in toys.kinds("sneaky")
-
-
-def test_carriers_and_hashed_modules_are_no_leak(toys):
-    first = toys.stage("first")
-    context = toys.context()
-    identity = identify(first, context.run, {}, code=Code(context.root))
-    loaded = ["nanochat_core.job", "tasks.toy_first", "tasks.generated.spelling"]
-
-    assert leaked_modules(identity, loaded) == ["tasks.generated.spelling"]
