@@ -59,13 +59,15 @@ def plan_collection(
     `now` is the time in unix seconds, by default of this machine's clock. Raises ArtifactError if a
     record is damaged, StoreError.
     """
-    marks = _find_marks(records.store)
+    mark = find_record(records.store, MARK, _Mark, format=FORMAT, what="a mark of gc")
     try:
         # The referrers before the list: see read_referrers.
         referrers = read_referrers(records)
         inventory = take_inventory(_watched(records, watch))
         now = time.time() if now is None else now
-        return make_survey(inventory, referrers, records, rules, marks=marks, now=now)
+        return make_survey(
+            inventory, referrers, records, rules, marks=mark.marks if mark else {}, now=now
+        )
     except ArtifactError as error:
         raise ArtifactError(
             f"garbage cannot be distinguished from what is in use: {error}",
@@ -96,7 +98,8 @@ def collect(
     sweeper = Sweeper(store, claim(), clock=clock, pause=pause, log=log)
     try:
         # The store's clock: a wrong one of this machine would delete too early.
-        now = _store_time(store, SWEEP.lease_key)
+        key = SWEEP.lease_key
+        now = store.head(key).modified + store.get_stored(key).age
         records = Records(store, threads=threads, beat=sweeper.beat)
         survey = plan_collection(records, rules, now=now, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
@@ -120,16 +123,6 @@ def _watched(records: Records, watch: Watch) -> Iterator[ObjectInfo]:
             records.beat()
             watch("objects listed", count)
         yield entry
-
-
-def _store_time(store: Store, key: str) -> float:
-    """Return the store's clock in unix seconds, read from an object."""
-    return store.head(key).modified + store.get_stored(key).age
-
-
-def _find_marks(store: Store) -> dict[str, float]:
-    found = find_record(store, MARK, _Mark, format=FORMAT, what="a mark of gc")
-    return {} if found is None else found.marks
 
 
 def _write_marks(store: Store, marks: Mapping[str, float], sweeper: Sweeper) -> None:

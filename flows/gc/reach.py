@@ -107,11 +107,8 @@ class Records:
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
     ) -> dict[_Item, _Result]:
         """Return what `function` finds for each item, without those that are gone meanwhile."""
-
-        wanted = list(items)
-        results = self.each(lambda item: function(self.store, item), wanted)
-        pairs = zip(wanted, results, strict=True)
-        return {item: result for item, result in pairs if result is not None}
+        found = self.each(lambda item: (item, function(self.store, item)), items)
+        return {item: result for item, result in found if result is not None}
 
     def each(self, function: Callable[[_T], _Result], items: Iterable[_T]) -> Iterator[_Result]:
         """Yield what `function` returns for each item, in order, with a beat after each."""
@@ -123,9 +120,10 @@ class Records:
         """Return what the manifests of these artifacts name; those without one are left out."""
         wanted = sorted(places)
         fresh = [place for place in wanted if place not in self.manifests]
-        self.manifests.update(self.read(_find_edges, fresh))
-        found = self.manifests
-        return {place: found[place] for place in wanted if place in found}
+        self.manifests |= self.read(
+            lambda s, ref: (m := find_manifest(s, ref)) and _edges_of(m), fresh
+        )
+        return {place: self.manifests[place] for place in wanted if place in self.manifests}
 
     def follow(self, places: Iterable[ArtifactRef]) -> Reachable:
         """Return all that can be reached from these artifacts."""
@@ -144,7 +142,10 @@ class Records:
 
     def add_divergent(self, pieces: Iterable[Piece], reached: Reachable) -> None:
         """Add what divergent manifests name: their files stay, their inputs need not."""
-        for edges in self.read(_find_divergent, [piece.name for piece in pieces]).values():
+        keys = [piece.name for piece in pieces]
+        for edges in self.read(
+            lambda s, key: (m := Manifest.find(s, key)) and _edges_of(m), keys
+        ).values():
             reached.add(edges)
 
 
@@ -220,16 +221,6 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
             for stage in (None, *run.stages):
                 newest.setdefault((run.name, stage), run.run)
     return set(newest.values())
-
-
-def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
-    manifest = find_manifest(store, place)
-    return None if manifest is None else _edges_of(manifest)
-
-
-def _find_divergent(store: Store, key: str) -> Edges | None:
-    manifest = Manifest.find(store, key)
-    return None if manifest is None else _edges_of(manifest)
 
 
 def _edges_of(manifest: Manifest) -> Edges:
