@@ -279,7 +279,7 @@ class S3Store:
                     raise
                 # 412 also follows a lost answer to our own write: then the object has our bytes.
                 try:
-                    return self._read(key, MAX_RECORD)[0] == data
+                    return self._is_ours(key, data)
                 except ObjectNotFound:
                     if version is not None:
                         return False
@@ -287,6 +287,9 @@ class S3Store:
             return True
 
         return self._retry(f"put {key}", write)
+
+    def _is_ours(self, key: str, data: bytes) -> bool:
+        return self._read(key, MAX_RECORD)[0] == data
 
     def _read(self, key: str, limit: int) -> tuple[bytes, Any]:
         """Return all bytes of an object, and the answer; read none if they exceed `limit`."""
