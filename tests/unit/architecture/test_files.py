@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,11 +50,37 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_no_python_file_is_too_long() -> None:
-    lines = {
-        named(path): len(path.read_text().splitlines()) for path in python_files(*OURS, "tests")
-    }
-    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+# An event loop that meets such a time while it waits, waits on for hours afterwards.
+CLOCK = re.compile(r"""setattr\((time, "|\w+\.time, "|"[\w.]*\.?time\.)(monotonic|sleep)""")
+GRAB_BAGS = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+# What no file may be -> where, and how it is found.
+FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Path], object]]] = {
+    "too long": ((*OURS, "tests"), lambda path: path.read_text().count("\n") > MAX_LINES),
+    "code of a package itself": (
+        PACKAGES,
+        lambda path: path.name == "__init__.py" and path.read_text().strip(),
+    ),
+    "in a folder that is no package": (
+        PACKAGES,
+        lambda path: not (path.parent / "__init__.py").exists(),
+    ),
+    "not ASCII": (OURS, lambda path: not path.read_text("utf-8").isascii()),
+    "a grab bag": (PACKAGES, lambda path: path.stem in GRAB_BAGS),
+    "silent about what it is for": (
+        OURS,
+        lambda path: path.name != "__init__.py" and not ast.get_docstring(tree_of(path)),
+    ),
+    "a test that replaces a clock others wait by": (
+        ("tests",),
+        lambda path: CLOCK.search(path.read_text()),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_file_is(fault: str) -> None:
+    folders, is_so = FAULTS[fault]
+    assert [named(path) for path in python_files(*folders) if is_so(path)] == []
 
 
 def test_pytest_skips_no_directory_with_tests(pytestconfig: pytest.Config) -> None:
@@ -62,16 +88,6 @@ def test_pytest_skips_no_directory_with_tests(pytestconfig: pytest.Config) -> No
     skipped = pytestconfig.getini("norecursedirs")
     folders = [folder.name for folder in (ROOT / "tests").rglob("*") if folder.is_dir()]
     assert [name for pattern in skipped for name in fnmatch.filter(folders, pattern)] == []
-
-
-def test_packages_have_no_code_of_their_own() -> None:
-    inits = [path for path in python_files(*PACKAGES) if path.name == "__init__.py"]
-    assert [named(path) for path in inits if path.read_text().strip()] == []
-
-
-def test_every_folder_with_modules_is_a_package() -> None:
-    folders = {path.parent for path in python_files(*PACKAGES)}
-    assert [named(path) for path in folders if not (path / "__init__.py").exists()] == []
 
 
 def test_no_folder_has_too_many_modules() -> None:
@@ -87,22 +103,6 @@ def test_no_public_class_name_exists_twice_in_a_package(package: str) -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(named(path))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_code_is_ascii() -> None:
-    found = [path for path in python_files(*OURS) if not path.read_text("utf-8").isascii()]
-    assert [named(path) for path in found] == []
-
-
-def test_no_module_is_a_grab_bag() -> None:
-    banned = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
-    assert [named(path) for path in python_files(*PACKAGES) if path.stem in banned] == []
-
-
-def test_every_file_says_what_it_is_for() -> None:
-    files = [path for path in python_files(*OURS) if path.name != "__init__.py"]
-    silent = [path for path in files if not ast.get_docstring(tree_of(path))]
-    assert [named(path) for path in silent] == []
 
 
 def test_only_the_places_that_reach_outside_read_the_environment() -> None:
@@ -130,15 +130,6 @@ def test_the_files_with_tests_for_a_gpu_are_listed() -> None:
     listed = (ROOT / "tests" / "gpu.txt").read_text().split()
     marked = re.compile(r"^(@|pytestmark = .*)pytest\.mark\.gpu", re.MULTILINE)
     assert listed == [named(p) for p in python_files("tests") if marked.search(p.read_text())]
-
-
-def test_no_test_replaces_a_clock_that_other_threads_wait_by() -> None:
-    """An event loop that meets such a time while it waits, waits on for hours afterwards."""
-    everywhere = re.compile(
-        r"""setattr\((time, "|\w+\.time, "|"[\w.]*\.?time\.)(monotonic|sleep)"""
-    )
-    sources = {named(path): path.read_text() for path in python_files("tests")}
-    assert [name for name, text in sources.items() if everywhere.search(text)] == []
 
 
 def test_one_function_takes_the_digest_of_a_file() -> None:
