@@ -200,7 +200,8 @@ def open_flow(
         for run in dict.fromkeys((run_id, *runs_of(run_id))):
             lock = run_lock.hold(home, run, store=opened.url, unreported=caller.unreported)
             caller.locks.enter_context(lock)
-        if page := own_page():
+        if (root := PREFECT_UI_URL.value()) and (own := flow_run.get_id()):
+            page = page_of(root, own)
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})
     stop = caller.stop if caller else threading.Event()
@@ -226,12 +227,6 @@ def note_progress(items: Iterable[StagePlan]) -> None:
             client.update_flow_run_labels(
                 UUID(own), {_BUILT: reached[0], _STEPS: reached[1], RESUMES: 0}
             )
-
-
-def own_page() -> str | None:
-    """Return the address of the page of the current flow run; None if pages are served nowhere."""
-    root, run = PREFECT_UI_URL.value(), flow_run.get_id()
-    return page_of(root, run) if root and run else None
 
 
 def find_record(store: Store, run: str, *, log: Log) -> Run | None:

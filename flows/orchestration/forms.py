@@ -47,11 +47,8 @@ def _signature_of(request: type[Any], with_rules: bool) -> inspect.Signature:
                 annotation=Annotated[kind, replace(option, binds=with_rules)],
             )
             for name, (kind, option) in sorted(
-                options_of(request).items(), key=lambda item: _rank(item[0])
+                options_of(request).items(),
+                key=lambda item: FIRST.index(item[0]) if item[0] in FIRST else len(FIRST),
             )
         ]
     )
-
-
-def _rank(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)

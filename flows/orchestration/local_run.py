@@ -20,7 +20,7 @@ from infra.placement import ONE_STAGE, unknown_pool
 from infra.polling import POLL_SECONDS
 from infra.prefect import server as prefect_server
 from infra.prefect.access import NO_ANSWER, check_answers
-from infra.prefect.flow_runs import has_deployment, running_server
+from infra.prefect.flow_runs import find_deployment, running_server
 from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def check_pool_exists(home: Path, pool: str) -> None:
     """
     api_url = running_server(home)
     try:
-        exists = has_deployment(api_url, f"{ONE_STAGE}/{pool}")
+        found = find_deployment(api_url, f"{ONE_STAGE}/{pool}")
     except NO_ANSWER:
         return  # the flow asks again, and waits while Prefect does not answer
-    if not exists:
+    if found is None:
         raise unknown_pool(pool)
 
 

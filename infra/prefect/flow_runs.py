@@ -78,11 +78,6 @@ def running_server(home: Path) -> str:
     return api_url
 
 
-def has_deployment(api_url: str, deployment: str) -> bool:
-    """Return whether the server has the deployment FLOW/NAME. Raises one of NO_ANSWER."""
-    return _find_deployment(api_url, deployment) is not None
-
-
 def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name: str) -> str:
     """Create a run of the deployment FLOW/NAME; return its id.
 
@@ -96,7 +91,7 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
 
     def create() -> str | None:
         try:
-            if (found := _find_deployment(api_url, deployment)) is None:
+            if (found := find_deployment(api_url, deployment)) is None:
                 return None
             return str(ask(api_url, f"/deployments/{found['id']}/create_flow_run", body=body)["id"])
         except NO_ANSWER as error:
@@ -142,7 +137,11 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
         return None
 
 
-def _find_deployment(api_url: str, deployment: str) -> Any:
+def find_deployment(api_url: str, deployment: str) -> Any:
+    """Return the deployment FLOW/NAME as the server describes it, or None.
+
+    Raises one of NO_ANSWER.
+    """
     flow, _, name = deployment.partition("/")
     path = f"/deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}"
     return ask(api_url, path, may_lack=True)

@@ -123,13 +123,13 @@ def _register(place: StoreOptions, pools: Sequence[str]) -> None:
 def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:
     """Warn if a shared server lacks the deployments that send runs to these pools."""
     from infra.prefect.access import NO_ANSWER
-    from infra.prefect.flow_runs import has_deployment
+    from infra.prefect.flow_runs import find_deployment
 
     if shared is None:
         return
     wanted = ["nanochat/nanochat", *(f"{ONE_STAGE}/{name}" for name in pools if name != "cpu")]
     with contextlib.suppress(*NO_ANSWER):  # nothing is known to lack
-        if missing := [name for name in wanted if not has_deployment(shared, name)]:
+        if missing := [name for name in wanted if find_deployment(shared, name) is None]:
             others = [name for name in pools if name not in POOLS]
             words = ["nanochat", "up", "--register", *(w for n in others for w in ("--pool", n))]
             print_warning(

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -40,33 +41,27 @@ from nanochat_core.runtime.process_start import start_of, this_process
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
 
 
+@dataclass
 class Supervisor:
     """See the module. All processes are started, checked and ended in the main thread.
 
     The kernel ends a worker when the thread that started it ends (PR_SET_PDEATHSIG).
     """
 
-    def __init__(
-        self,
-        home: Path,
-        *,
-        ports: Sequence[int] = PORTS,  # of the server: the first free one
-        pools: Sequence[str],
-        store: str | None,  # of the runs; None means the one that the environment names
-        register: Sequence[str],  # the command that registers the deployments; empty for none
-        guarded: bool,  # whether a new server requires a password
-        log: Callable[[str], None],
-    ) -> None:
-        self._home = home
-        self._ports = ports
-        self._store = store
-        self._register = register
-        self._guarded = guarded
-        self._log = log
+    home: Path
+    _: KW_ONLY
+    ports: Sequence[int] = PORTS  # of the server: the first free one
+    pools: Sequence[str]
+    store: str | None  # of the runs; None means the one that the environment names
+    register: Sequence[str]  # the command that registers the deployments; empty for none
+    guarded: bool  # whether a new server requires a password
+    log: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._stop = threading.Event()
-        self._shared = shared_server(home)
+        self._shared = shared_server(self.home)
         self._logged: dict[str, str] = {}  # process -> the last line about it
-        self._workers: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(pools)
+        self._workers: dict[str, subprocess.Popen[bytes] | None] = dict.fromkeys(self.pools)
 
     def run(self, on_ready: Callable[[str], None]) -> None:
         """Supervise everything until SIGTERM or Ctrl-C; return when all of it has ended.
@@ -75,7 +70,7 @@ class Supervisor:
         server cannot be started, or the deployments cannot be registered.
         """
         # A server that a run uses outlives a start that fails.
-        keeps_server = self._shared is not None or find_server(self._home) is not None
+        keeps_server = self._shared is not None or find_server(self.home) is not None
         with self._until_signalled():
             try:
                 api_url = self._start()
@@ -83,38 +78,38 @@ class Supervisor:
                     self._restart_ended(api_url)
                     keeps_server = self._shared is not None
                     on_ready(api_url)
-                watch = RunWatch(self._log, is_own=self._shared is None)
+                watch = RunWatch(self.log, is_own=self._shared is None)
                 while not self._stop.wait(SLOW_SECONDS):
                     self._restart_ended(api_url)
                     watch.poll(api_url)
             finally:
-                self._log("stopping")
+                self.log("stopping")
                 end_workers(w for w in self._workers.values() if w and w.poll() is None)
                 # The server ends last: runs report their ends to it.
                 if not keeps_server:
-                    stop_server(self._home)
-                self._log("stopped")
+                    stop_server(self.home)
+                self.log("stopped")
 
     def _start(self) -> str:
         """Start the server and register; return the API's address, early if a signal came."""
         if self._shared is not None:
             check_answers(self._shared)
             return self._shared
-        server = start_server(self._home, ports=self._ports, guarded=self._guarded)
+        server = start_server(self.home, ports=self.ports, guarded=self.guarded)
         # From now on it has this port alone: that is the address which workers have.
-        self._ports = [server.port]
-        wait_for_server(self._home, server, stop=self._stop.is_set)
-        self._log(f"server: process {server.pid} at {server.ui_url}")
+        self.ports = [server.port]
+        wait_for_server(self.home, server, stop=self._stop.is_set)
+        self.log(f"server: process {server.pid} at {server.ui_url}")
         # Workers start afterwards: of simultaneous writers SQLite lets some fail.
-        if self._register and not self._stop.is_set():
+        if self.register and not self._stop.is_set():
             self._run_registration(server.api_url)
         return server.api_url
 
     def _restart_ended(self, api_url: str) -> None:
         """Start the server and the workers that do not run. An error is logged."""
-        if self._shared is None and find_server(self._home) is None:
+        if self._shared is None and find_server(self.home) is None:
             with self._logging_errors("server"):
-                server = start_server(self._home, ports=self._ports, guarded=self._guarded)
+                server = start_server(self.home, ports=self.ports, guarded=self.guarded)
                 self._log_new("server", f"ended; started again as process {server.pid}")
         for pool, worker in self._workers.items():
             if worker is None or worker.poll() is not None:
@@ -132,16 +127,16 @@ class Supervisor:
     def _log_new(self, process: str, line: str) -> None:
         """Log a line about a process unless it is the last one about it, five seconds ago."""
         if self._logged.get(process) != line:
-            self._log(f"{process}: {line}")
+            self.log(f"{process}: {line}")
         self._logged[process] = line
 
     def _start_worker(self, pool: str, api_url: str) -> None:
-        log = self._home / "prefect" / f"worker-{pool}.log"
+        log = self.home / "prefect" / f"worker-{pool}.log"
         if (before := self._workers[pool]) is not None:
             code = before.returncode
             why = f"ended ({code}): {last_line(log)}; its log is {log}"
             self._log_new(f"worker {pool}", why)
-        environment = worker_environment(self._home, api_url, store=self._store)
+        environment = worker_environment(self.home, api_url, store=self.store)
         self._workers[pool] = None
         self._workers[pool] = spawn(worker_command(pool), log=log, environment=environment)
 
@@ -150,14 +145,14 @@ class Supervisor:
 
         Raises ServerError if it fails.
         """
-        webhook, log = configured_webhook(), self._home / "prefect" / "register.log"
+        webhook, log = configured_webhook(), self.home / "prefect" / "register.log"
         environment = {
             **own_environment(),
-            **client_environment(self._home, api_url, console_logs=False),
+            **client_environment(self.home, api_url, console_logs=False),
             **({} if webhook is None else {WEBHOOK: webhook}),
-            "NANOCHAT_HOME": str(self._home),
+            "NANOCHAT_HOME": str(self.home),
         }
-        with spawn(self._register, log=log, environment=environment) as process:
+        with spawn(self.register, log=log, environment=environment) as process:
             wait_until(lambda: process.poll() is not None or self._stop.is_set(), seconds=math.inf)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
