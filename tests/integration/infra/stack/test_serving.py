@@ -97,23 +97,6 @@ def once_up(supervisor: Supervisor, work: threading.Thread) -> None:
     supervisor.run(on_ready)
 
 
-def test_servers_of_two_homes_that_start_at_once_get_two_ports(tmp_path: Path) -> None:
-    (tmp_path / "answers.py").write_text("import time; time.sleep(600)")  # opens no port yet
-    port = quiet_port()
-    homes = [tmp_path / name for name in ("a", "b")]
-    try:
-        first, second = (start_server(home, ports=range(port, port + 50)) for home in homes)
-        assert first.port < second.port
-        with pytest.raises(ServerError, match="is free for the Prefect server"):
-            start_server(tmp_path / "c", ports=[first.port])
-    finally:
-        for home in homes:
-            stop_server(home)
-    again = start_server(homes[0], ports=[first.port])  # its end has freed it
-    assert again.port == first.port
-    stop_server(homes[0])
-
-
 def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
     tmp_path: Path,
 ) -> None:
