@@ -117,14 +117,14 @@ class RunWatch:
         # Another supervisor may have resumed it since it was listed.
         if found is None or found["state"]["id"] != run["state"]["id"]:
             return True
-        is_cancelled = run["state_type"] == "CANCELLING"
         if why := _ENDS.get(run["state_type"]):
+            end = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
             # Never forced: Prefect refuses it for a run that ended meanwhile.
-            if not set_state(api_url, run["id"], "CANCELLED" if is_cancelled else "CRASHED", why):
+            if not set_state(api_url, run["id"], end, why):
                 return False
             self._log(f"run {run['name']}: {why}")
         end_task_runs(api_url, run["id"], "its process ended")
-        return is_cancelled or AUTO_RESUME not in run["tags"] or self._resume(api_url, run)
+        return AUTO_RESUME not in run["tags"] or self._resume(api_url, run)
 
     def _resume(self, api_url: str, run: dict[str, Any]) -> bool:
         found = ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")
