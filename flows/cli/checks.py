@@ -3,6 +3,7 @@
 `fail` means that a run cannot work; `warn` that it works, but slower or with less protection.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import shutil
@@ -106,15 +107,12 @@ def check_packages(
     """Check the packages of which newer versions fail at run time: those with an upper bound."""
     for requirement in map(Requirement, requirements):
         if not requirement.marker and "<" in str(requirement.specifier):
-            name, bounds = requirement.name, requirement.specifier
-            try:
+            name, version, why = requirement.name, "", "not installed"
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 version = version_of(name)
-            except importlib.metadata.PackageNotFoundError:
-                yield _fail(name, "not installed", _INSTALL)
-                continue
-            is_known = version in bounds
-            expected = f"{version}, expected {bounds}"
-            yield _ok(name, version) if is_known else _fail(name, expected, _INSTALL)
+                why = f"{version}, expected {requirement.specifier}"
+            is_good = version and version in requirement.specifier
+            yield _ok(name, version) if is_good else _fail(name, why, _INSTALL)
 
 
 def ask_torch(python: str) -> dict[str, Any] | str:

@@ -104,16 +104,12 @@ def _execution(segment: Facts) -> str:
 
     Fields are optional: a stage without steps has no last_step, a killed execution no end.
     """
-    words: list[str] = []
-    if segment.get("last_step"):
-        words.append(f"steps {segment['first_step']} to {segment['last_step']}")
+    steps = f"steps {segment.get('first_step')} to {segment.get('last_step')}"
     processes = segment.get("processes", 1)
     several = f"{processes} processes" if processes > 1 else "1 process"
     device = f" on {segment['device']}" if "device" in segment else ""
     host = f" of {segment['host']}" if "host" in segment else ""
-    words.append(f"{several}{device}{host}")
-    if "ended" in segment:
-        words.append(duration(segment["ended"] - segment["started"]))
-    if "dollars" in segment:
-        words.append(f"${segment['dollars']:.2f}")
-    return ", ".join(words)
+    took = duration(segment["ended"] - segment["started"]) if "ended" in segment else ""
+    paid = f"${segment['dollars']:.2f}" if "dollars" in segment else ""
+    started = steps if segment.get("last_step") else ""
+    return ", ".join(filter(None, (started, f"{several}{device}{host}", took, paid)))

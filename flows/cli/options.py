@@ -288,8 +288,13 @@ class RunOptions(RunRequest, PlacementOptions):
     """Everything that a run can be given."""
 
 
-def check_workers(request: "RunRequest | SweepRequest") -> None:
-    """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""
+def check_workers(request: "RunRequest | SweepRequest", *, is_here: bool = True) -> None:
+    """Raise ConfigError for GPUs or nodes that are not here, and a pool that runs no GPU stages.
+
+    Without `is_here` another machine runs it, whose GPUs are not known.
+    """
+    if request.pool is None and is_here:
+        check_gpus(request.gpus)
     if request.nodes > 1 and request.pool is None:
         raise ConfigError(
             f"--nodes is {request.nodes}, but this command is on one machine",

@@ -227,6 +227,16 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
         yield lambda count: bars.advance(bar, count)
 
 
+@contextlib.contextmanager
+def interruptible() -> Generator[None]:
+    """Print how to resume a transfer that is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_note("interrupted; the same command resumes from here")
+        raise
+
+
 def count_of(number: int, what: str) -> str:
     """Return a number with its noun: 1 file, 2 files."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -12,12 +12,7 @@ from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
 from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
-from flows.cli.output import (
-    age,
-    print_json,
-    print_lines,
-    print_warning,
-)
+from flows.cli.output import age, print_json, print_lines, print_warning
 from flows.cli.requests import command_of_run
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
 from flows.identity.diff import Change, differ
@@ -152,8 +147,7 @@ def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, M
             print_warning(str(error))
             return None
 
-    # An artifact that is damaged, or that garbage collection has deleted, is left out; the others
-    # can be compared.
+    # What is damaged, or was deleted, is left out; the others can be compared.
     return [
         {item.stage: item}
         if isinstance(item, Manifest)
@@ -210,17 +204,11 @@ def _difference_rows(tree: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     if tree["of_runs"]:
         return
     for change in tree["files"]:
-        sizes = (change[side] for side in ("old", "new"))
-        texts_of = (None if size is None else f"{size:,} bytes" for size in sizes)
-        yield name, "file", change["path"], _change(*texts_of), ""
+        old, new = (s if s is None else f"{s:,} bytes" for s in (change["old"], change["new"]))
+        what = f"added, {new}" if old is None else f"removed, {old}" if new is None else None
+        yield name, "file", change["path"], what or f"{old} -> {new}", ""
     if not tree["files"]:
         yield name, "files", "the same, to the byte", "", ""
-
-
-def _change(old: str | None, new: str | None) -> str:
-    if old is None or new is None:
-        return f"added, {new}" if old is None else f"removed, {old}"
-    return f"{old} -> {new}"
 
 
 def _compare_stage(
@@ -232,10 +220,11 @@ def _compare_stage(
 
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
     names = list(dict.fromkeys(name for each in scores for name in each))
-    same = len({manifest and manifest.fingerprint for manifest in manifests}) == 1
+    fingerprints = [manifest and manifest.fingerprint for manifest in manifests]
+    same = len(set(fingerprints)) == 1
     tree: dict[str, Any] = {
         "stage": stage,
-        "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
+        "fingerprints": fingerprints,
         "same": same and bool(names),
         "scores": [],
         "answers": [[] for _ in manifests],
@@ -252,7 +241,7 @@ def _compare_stage(
             if cell and score and first and index:
                 delta = delta_of(first, score, paired[index].differences.get(name))
                 # Compared with itself it differs by 0 exactly, without an interval.
-                if tree["fingerprints"][index] == tree["fingerprints"][0]:
+                if fingerprints[index] == fingerprints[0]:
                     delta = Delta(value=0.0)
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
@@ -293,7 +282,17 @@ def _answers_of(
             if why_not:
                 yield f"{title}: {name} was not asked what {references[0]} was: {why_not}"
             for task in tasks:
-                yield from _answers(f"{title} {task['task']}: {name}", task, shown)
+                yield (
+                    f"{title} {task['task']}: {name} gained {task['gained']} and lost "
+                    f"{task['lost']} of {task['total']} questions; "
+                    f"{len(task['changed'])} answers changed"
+                )
+                for item in task["changed"][:shown]:
+                    old, new = (
+                        f"{_cut(str(item[side]))} ({'right' if item[key] else 'wrong'})"
+                        for side, key in (("old", "was_right"), ("new", "is_right"))
+                    )
+                    yield f"  {item['place']}: {old} -> {new}"
 
 
 def _changes(differences: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -303,17 +302,6 @@ def _changes(differences: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         changes = (str(Change(**change)) for change in tree.get("changes", ()))
         made.setdefault(tree["reference"], {}).update(dict.fromkeys(changes))
     return {name: list(changes) for name, changes in made.items() if changes}
-
-
-def _answers(title: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
-    yield (
-        f"{title} gained {task['gained']} and lost {task['lost']} of {task['total']} questions; "
-        f"{len(task['changed'])} answers changed"
-    )
-    for item in task["changed"][:shown]:
-        verdicts = ["right" if item[key] else "wrong" for key in ("was_right", "is_right")]
-        old, new = (_cut(str(item[key])) for key in ("old", "new"))
-        yield f"  {item['place']}: {old} ({verdicts[0]}) -> {new} ({verdicts[1]})"
 
 
 def _cut(text: str) -> str:

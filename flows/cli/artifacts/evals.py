@@ -1,5 +1,6 @@
 """`nanochat evals`: evaluate a model on a schedule, with an alert when it gets worse."""
 
+import json
 import shlex
 import time
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from flows.cli.options import (
 from flows.cli.output import print_line, print_lines, print_result, print_warning
 from flows.cli.train.run import resumable
 from flows.evals.suite import DROP, MODEL, NIGHTLY, EvalRequest, Suite, open_suite
+from flows.orchestration.local_run import check_pool_exists, connect, ready
 from flows.plan.planned import open_settings
 from flows.render.table import Table, texts
 from flows.render.text import duration
@@ -37,18 +39,6 @@ Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(EvalRequest, PlacementOptions):
     """The suite, the rule for what counts as worse, and where."""
-
-    def open(self, model: str) -> Suite:
-        """Return the suite of a model in the store.
-
-        Raises ConfigError for wrong options before anything is started.
-        """
-        request = EvalRequest(model=model, **self.parameters())
-        suite = open_suite(request, self.open_store(), warn=print_warning)
-        if self.pool is not None:
-            check_gpu_pool(self.pool)
-        self.placement(open_settings(suite.run))  # raises for wrong settings
-        return suite
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the flow `nanochat-eval`, but the model."""
@@ -94,18 +84,7 @@ def evals(
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
-    _check_profile(model, options)
-    model = name_in_store(options, options.open_store(), model, is_foreign=True)
-    # Before a server may be started: wrong options must cost nothing.
-    suite = options.open(model)
-    command = shlex.join(["nanochat", "evals", model, *options.argv])
-    if not schedule:
-        return _run(suite, command, options)
-    return _schedule(suite, command, options, cron=cron or NIGHTLY, zone=timezone, paused=pause)
-
-
-def _check_profile(model: str, options: EvalOptions) -> None:
-    """Raise ConfigError for settings that cannot be, before a model of gigabytes is imported."""
+    # Settings that cannot be are refused before a model of gigabytes is imported.
     if options.profile is not None:
         open_settings(RunRequest(**shared(RunRequest, options)))
     elif not is_in_store(model):
@@ -113,6 +92,17 @@ def _check_profile(model: str, options: EvalOptions) -> None:
             f"{model} is of no run, so it has no settings of an evaluation",
             hint="use the evaluation of a profile: --profile d12",
         )
+    model = name_in_store(options, options.open_store(), model, is_foreign=True)
+    # Before a server may be started: wrong options must cost nothing.
+    request = EvalRequest(model=model, **options.parameters())
+    suite = open_suite(request, options.open_store(), warn=print_warning)
+    if options.pool is not None:
+        check_gpu_pool(options.pool)
+    options.placement(open_settings(suite.run))  # raises for wrong settings
+    command = shlex.join(["nanochat", "evals", model, *options.argv])
+    if not schedule:
+        return _run(suite, command, options)
+    return _schedule(suite, command, options, cron=cron or NIGHTLY, zone=timezone, paused=pause)
 
 
 def _schedule(
@@ -121,9 +111,9 @@ def _schedule(
     """Register a schedule, and print what it does."""
     from infra.prefect.server import shared_server
 
-    # Before `_connect`, which sets PREFECT_API_URL.
+    # Before `connect`, which sets PREFECT_API_URL.
     server = shared_server(options.home_path)
-    _connect(options)
+    connect(options.home_path, print_line)
     from deployments.evals import apply, evaluation
 
     model, zone = suite.request.model, zone or "UTC"
@@ -133,11 +123,8 @@ def _schedule(
         cron=cron,
         timezone=zone,
         paused=paused,
-        parameters={
-            name: [*value] if isinstance(value, tuple) else value  # as JSON has them
-            # A deployment's own default, such as that of main, must not take the pool's place.
-            for name, value in {**options.parameters(), "pool": options.pool or NO_POOL}.items()
-        },
+        # As JSON. A deployment's own default, such as that of main, must not take the pool's place.
+        parameters=json.loads(json.dumps(options.parameters() | {"pool": options.pool or NO_POOL})),
         # Workers of a local server share this machine and its home. Those of a shared server may be
         # on other machines, where this path means nothing.
         environment={} if server else {"NANOCHAT_HOME": str(options.home_path)},
@@ -159,8 +146,6 @@ def _schedule(
 
 def _run(suite: Suite, command: str, options: EvalOptions) -> int:
     """Evaluate a model now, and return the exit code."""
-    from flows.orchestration.local_run import check_pool_exists, ready
-
     if options.pool is None:
         check_gpus(options.gpus)
     else:
@@ -190,7 +175,7 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> None:
     found: list[Wanted] = []
     # Schedules are in the server's database. A server that does not run is not started to ask.
     if shared_server(place.home_path) or find_server(place.home_path):
-        _connect(place)
+        connect(place.home_path, print_line)
         from deployments.evals import read_evaluations
 
         found = read_evaluations()
@@ -207,18 +192,11 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> None:
 
 def _remove(model: str, place: StoreOptions) -> None:
     place.open_home()
-    _connect(place)
+    connect(place.home_path, print_line)
     from deployments.evals import remove
 
     was_there = remove(model)
     print_line(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
-
-
-def _connect(place: StoreOptions) -> None:
-    """Point Prefect at its server, started if needed."""
-    from flows.orchestration.local_run import connect
-
-    connect(place.home_path, print_line)
 
 
 def _row(found: "Wanted") -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from flows.gc.reach import Records, Rules, Survey
 from flows.gc.sweep import Watch
 from flows.identity.ref import ArtifactRef
 from flows.render.table import Table, numbers, texts
-from flows.render.text import duration, number, size
-from nanochat_core.errors import ConfigError
+from flows.render.text import duration, size
 
-_COLUMNS = (*texts("stage", "what"), *numbers("number", "objects", "size", "last written"))
+_COUNTS = ("number", "objects")
+_COLUMNS = (*texts("stage", "what"), *numbers(*_COUNTS, "size", "last written"))
 _DAY, _HOUR = 86400.0, 3600.0  # seconds
 _NAMED = 20  # artifacts listed by name; --json has all
 _NAMES: dict[Kind, str] = {
@@ -36,7 +36,6 @@ _NAMES: dict[Kind, str] = {
 
 def gc(
     *,
-    plan: bool = False,
     apply: bool = False,
     keep_days: Positive = 30,
     # Positive: with no grace a collection could delete files of an upload in progress.
@@ -53,14 +52,10 @@ def gc(
     With --exit-code it exits with 3 when there is something to mark or delete.
 
     Args:
-        plan: Show what --apply would do; this is the default.
         apply: Mark garbage, and delete what was marked long enough ago.
         keep_days: How long what only an old run refers to is kept, and unfinished work.
         grace_hours: How old garbage gets, and how long it is marked, before it goes.
     """
-    # --plan is the default, spelled out for scripts.
-    if plan and apply:
-        raise ConfigError("--plan and --apply are both given", hint="give one of them")
     rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
     store = place.open_store()
     # collect() plans by itself: a plan of its own would list the store twice.
@@ -73,11 +68,10 @@ def gc(
 
 
 def _describe(survey: Survey, keep_days: int) -> Iterator[str | Table]:
-    waiting = _waiting(survey)
     if survey.deletable:
         yield "garbage that --apply deletes:"
         yield from _table(survey.deletable.values(), survey)
-    if waiting:
+    if waiting := _waiting(survey):
         marked = len(waiting) - len(survey.fresh)
         yield f"garbage that has to wait ({marked} marked already, --apply marks the rest):"
         yield from _table(waiting, survey)
@@ -171,31 +165,20 @@ def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
 
 def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str | Table]:
     """Yield the rows, the names of the largest artifacts and an empty line."""
-    cells = [
-        (
-            row["stage"] or "",
-            row["what"],
-            number(row["number"]),
-            number(row["objects"]),
-            *_size_and_age(row),
-        )
-        for row in _rows(pieces, survey)
-    ]
-    yield Table(columns=_COLUMNS, rows=cells, indent="  ")
-    artifacts = _artifacts(pieces, survey)
-    named = [
-        (ArtifactRef(row["stage"], row["fingerprint"]).name, *_size_and_age(row))
-        for row in artifacts[:_NAMED]
-    ]
+
+    def row_of(row: dict[str, Any], *head: str) -> tuple[str, ...]:
+        ago = f"{duration(max(0, row['seconds_since_written']))} ago"
+        return (*head, size(row["bytes"]), ago)
+
+    rows, artifacts = _rows(pieces, survey), _artifacts(pieces, survey)
+    counted = ((r, r["stage"] or "", r["what"], *(f"{r[n]:,}" for n in _COUNTS)) for r in rows)
+    yield Table(columns=_COLUMNS, rows=[row_of(*row) for row in counted], indent="  ")
+    named = ((r, ArtifactRef(r["stage"], r["fingerprint"]).name) for r in artifacts[:_NAMED])
     columns = (*texts("artifact"), *numbers("size", "last written"))
-    yield Table(columns=columns, rows=named, head=False, indent="  ")
+    yield Table(columns=columns, rows=[row_of(*r) for r in named], head=False, indent="  ")
     if len(artifacts) > _NAMED:
         yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
     yield ""
-
-
-def _size_and_age(row: dict[str, Any]) -> tuple[str, str]:
-    return size(row["bytes"]), f"{duration(max(0, row['seconds_since_written']))} ago"
 
 
 def _to_tree(url: str, survey: Survey, done: Collected | None) -> dict[str, Any]:

@@ -34,22 +34,18 @@ def sql(
     from flows.compare.tables import VIEWS
 
     store = place.open_store()
-    # Not as a pyarrow.Table, whose interval is another value and whose sum of integers a decimal.
-    found: tuple[Any, list[str]] = (
-        columns_in(store)
-        if query is None
-        else query_store(store, query, lambda found: (found.columns, found.fetchall()))
-    )
-    known, problems = found
+    known: Any
+    if query is None:
+        known, problems = columns_in(store)
+    else:
+        # Not as a pyarrow.Table, with another interval, and a decimal as a sum of integers.
+        known, problems = query_store(store, query, lambda it: (it.columns, it.fetchall()))
     for problem in problems:
         print_warning(f"skipped: {problem}")
     if query is None:
-        described: dict[str, dict[str, Any]] = {
-            name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
-        }
-        lines = (line for name in VIEWS for line in _view_lines(name, **described[name]))
-        print_result(lambda: described, lines, as_json=as_json)
-        return
+        tree: Any = {name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS}
+        lines = (line for name in VIEWS for line in _view_lines(name, **tree[name]))
+        return print_result(lambda: tree, lines, as_json=as_json)
     head, rows = known
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from flows.artifacts.listing import Tagged, list_tags
 from flows.artifacts.names import check_kind, kind_of, open_run
 from flows.artifacts.pins import reserve
-from flows.artifacts.runs import Run, check_name, find_run, find_tag, known_names, point, remove_tag
+from flows.artifacts.runs import check_name, find_run, find_tag, known_names, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import age, print_note, print_result
 from flows.render.table import Table, texts
@@ -79,11 +79,11 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
                 point(store, name, old) if old else remove_tag(store, name)
         raise
     old = before[0]
-    what = f"{run.run} ({_progress(run)})"
+    line = f"{name} -> {run.run} ({run.status}, {len(run.stages)} of {len(STAGES)} stages)"
     if old == run.run:
-        line = f"{name} -> {what}, as before"
-    else:
-        line = f"{name}: {old} -> {what}" if old else f"{name} -> {what}"
+        line += ", as before"
+    elif old:
+        line = line.replace(" -> ", f": {old} -> ", 1)
     return {"tag": name, "run": run.run, "before": old}, [line]
 
 
@@ -125,17 +125,10 @@ def _list(store: Store, name: str | None) -> tuple[Any, Sequence[str | Table]]:
 
 
 def _row(tagged: Tagged) -> tuple[str, ...]:
-    run = tagged.record
-    if run is None:
-        return tagged.name, tagged.run, "", "", "", tagged.problem
-    return (
-        tagged.name,
-        run.run,
-        run.status,
-        f"{len(run.stages)}/{len(STAGES)}",
-        age(run.started),
-        "",
-    )
+    run, known = tagged.record, ("", "", "")
+    if run is not None:
+        known = (run.status, f"{len(run.stages)}/{len(STAGES)}", age(run.started))
+    return (tagged.name, tagged.run, *known, tagged.problem)
 
 
 def _to_tree(tagged: Tagged) -> dict[str, Any]:
@@ -156,7 +149,3 @@ def _unknown(store: Store, name: str, tags: Sequence[Tagged]) -> ConfigError:
     return ConfigError(
         f"there is no tag {name} in {store.url}", hint=hint or f"make it: nanochat tag {name} RUN"
     )
-
-
-def _progress(run: Run) -> str:
-    return f"{run.status}, {len(run.stages)} of {len(STAGES)} stages"

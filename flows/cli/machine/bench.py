@@ -1,12 +1,13 @@
 """`nanochat bench`: how fast a model answers on this machine."""
 
 import dataclasses
+import functools
 import json
 import os
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -25,7 +26,6 @@ from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # torch is slow to import, and every command imports this module
     from nanochat_core.engine.runners.choose import Choice
-    from nanochat_core.engine.scheduler import Scheduler
     from nanochat_core.engine.speed import Speed
     from nanochat_core.model.gpt import GPT
 
@@ -80,9 +80,7 @@ def bench(
         )
     # Options that need no model are checked by now: opening a model may download it for minutes.
     device = device_of(gpus)
-    directory: Path | None = None
-    if model is not None:
-        directory = open_named_model(where, model)
+    directory = None if model is None else open_named_model(where, model)
     import torch
 
     if threads is not None:
@@ -94,12 +92,22 @@ def bench(
             f"{gpt.config.sequence_len}",
             hint="give a smaller --prompt-len or --tokens",
         )
-    scheduler, choice = _open(
-        gpt, precision, runner, threads, max(batch_sizes), prompt_len + tokens
+    choice, bandwidth, speeds = _measure(
+        gpt, batch_sizes, prompt_len, tokens, rounds, precision, runner=runner, threads=threads
     )
-    print_lines([str(choice)])
-    speeds, bandwidth = _measure(gpt, scheduler, choice, batch_sizes, prompt_len, tokens, rounds)
-    _show(speeds, bandwidth)
+    rows = [
+        (
+            str(speed.batch_size),
+            f"{speed.first_token * 1e3:,.1f} ms",
+            f"{speed.step * 1e3:,.2f} ms",
+            f"{speed.tokens_per_second:,.0f}",
+            size(speed.bytes_per_step),
+            f"{speed.bandwidth_share:.0%}",
+        )
+        for speed in speeds
+    ]
+    reads = f"reading gets {size(round(bandwidth))}/s out of this machine's memory"
+    print_lines([Table(columns=_COLUMNS, rows=rows), reads])
     tree = {
         "bench": "infer",
         "model": model or f"depth {depth}, random weights",
@@ -135,74 +143,55 @@ def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
     return gpt.eval()
 
 
-def _open(
-    gpt: "GPT", precision: str, runner: str | None, threads: int | None, num_slots: int, length: int
-) -> "tuple[Scheduler, Choice]":
-    """Return a scheduler that ends no answer early, and the chosen runner."""
-    from nanochat_core.engine.runners.choose import open_runner
-    from nanochat_core.engine.speed import make_endless
-
-    chosen: list[Choice] = []
-    opened = open_runner(
-        gpt,
-        stop_tokens=(),  # no token calls a tool or ends an answer: all have the same length
-        precision=precision,
-        runner=runner,
-        threads=threads,
-        num_slots=num_slots,
-        max_len=length,
-        on_choice=chosen.append,
-    )
-    return make_endless(opened, context=length), chosen[0]
-
-
 def _measure(
     gpt: "GPT",
-    scheduler: "Scheduler",
-    choice: "Choice",
     batch_sizes: tuple[int, ...],
     prompt_len: int,
     tokens: int,
     rounds: int,
-) -> "tuple[list[Speed], float]":
-    """Return a row per batch size, and the bandwidth in bytes per second; progress is on stderr."""
-    from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
+    precision: str,
+    **options: Any,
+) -> "tuple[Choice, float, list[Speed]]":
+    """Return the chosen runner, the bandwidth in bytes per second, and a row per batch size."""
+    from nanochat_core.engine.runners.choose import open_runner
+    from nanochat_core.engine.speed import (
+        bytes_per_step,
+        make_endless,
+        measure_speed,
+        read_bandwidth,
+    )
 
+    chosen: list[Choice] = []
+    scheduler = open_runner(
+        gpt,
+        stop_tokens=(),  # no token calls a tool or ends an answer: all have the same length
+        precision=precision,
+        num_slots=max(batch_sizes),
+        max_len=prompt_len + tokens,
+        on_choice=chosen.append,
+        **options,
+    )
+    scheduler, choice = make_endless(scheduler, context=prompt_len + tokens), chosen[0]
+    print_lines([str(choice)])
     # Random tokens: the speed does not depend on the text, and no tokenizer is needed.
     rng = random.Random(1)
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
-    speeds: list[Speed] = []
     bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
+    # Mean length of the KV cache: it grows by one key and value per token of the answer.
+    step = functools.partial(
+        bytes_per_step, gpt, choice.runner, choice.precision, length=prompt_len + tokens // 2
+    )
+    speeds: list[Speed] = []
     for batch_size in batch_sizes:
         print_note(f"measuring {batch_size} at a time")
-        # Mean length of the KV cache: it grows by one key and value per token of the answer.
-        length = prompt_len + tokens // 2
         speed = measure_speed(
             scheduler,
             batch_size=batch_size,
             prompt=prompt,
             num_tokens=tokens,
-            bytes_per_step=bytes_per_step(
-                gpt, choice.runner, choice.precision, rows=batch_size, length=length
-            ),
+            bytes_per_step=step(rows=batch_size),
             bandwidth=bandwidth,
             rounds=rounds,
         )
         speeds.append(speed)
-    return speeds, bandwidth
-
-
-def _show(speeds: "list[Speed]", bandwidth: float) -> None:
-    rows = [
-        (
-            str(speed.batch_size),
-            f"{speed.first_token * 1e3:,.1f} ms",
-            f"{speed.step * 1e3:,.2f} ms",
-            f"{speed.tokens_per_second:,.0f}",
-            size(speed.bytes_per_step),
-            f"{speed.bandwidth_share:.0%}",
-        )
-        for speed in speeds
-    ]
-    reads = f"reading gets {size(round(bandwidth))}/s out of this machine's memory"
-    print_lines([Table(columns=_COLUMNS, rows=rows), reads])
+    return choice, bandwidth, speeds

@@ -1,5 +1,6 @@
 """`nanochat identity`: write conversations for a name of one's own, and plan a run with them."""
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -91,8 +92,10 @@ def identity(
     print_line("")
     plan(str(settings), options=RunOptions(**shared(RunOptions, place)))
     where = shlex.join([str(settings), *place.argv])
-    print_lines(["", f"train it:      nanochat run {where}"])
-    print_lines([f"talk to it:    nanochat chat {shlex.join([file, *place.argv])}"])
+    chat = shlex.join([file, *place.argv])
+    print_lines(
+        ["", f"train it:      nanochat run {where}", f"talk to it:    nanochat chat {chat}"]
+    )
 
 
 def _check_profile(profile: str) -> None:
@@ -122,17 +125,14 @@ def _ask(name: str) -> tuple[str, str, tuple[str, ...]]:
 
 def _answer(question: str) -> str:
     """Return what is typed on the terminal, "" for the end of the input."""
-    try:
+    with contextlib.suppress(EOFError):
         return input(f"{question} ").strip()
-    except EOFError:
-        return ""
+    return ""
 
 
 def _again(found: Persona, profile: str, depth: int | None) -> list[str]:
     """Return the command that writes the files of a persona."""
-    words = [found.name, "--maker", found.maker]
-    words += ["--character", found.character]
-    for about, value in found.facts:
-        words += ["--fact", f"{about}={value}"]
+    words = [found.name, "--maker", found.maker, "--character", found.character]
+    words += [word for about, value in found.facts for word in ("--fact", f"{about}={value}")]
     words += [] if profile == "tiny" else ["--profile", profile]
     return words if depth is None else [*words, "--depth", str(depth)]

@@ -91,25 +91,13 @@ def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
 
 def _to_tree(item: StagePlan, others: list[str]) -> dict[str, Any]:
     """Return the fields of a stage that the plan's JSON does not have."""
-    stage = item.stage
-    return {
-        "makes": stage.makes,
-        "entry": stage.entry,
-        "compute": stage.compute,
-        "config": list(stage.config),
-        "inputs": [source.name for source in stage.inputs],
-        "artifact": _artifact_to_tree(item.manifest, others) if item.manifest else None,
-    }
-
-
-def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
-    return {
-        "fingerprint": manifest.fingerprint,
-        "accepted": manifest.accepted,
-        **artifact_tree(manifest),
-        "divergences": others,
-        **asdict(manifest.provenance),
-    }
+    stage, manifest, artifact = item.stage, item.manifest, None
+    if manifest is not None:
+        artifact = {"fingerprint": manifest.fingerprint, "accepted": manifest.accepted}
+        artifact |= artifact_tree(manifest) | {"divergences": others} | asdict(manifest.provenance)
+    fields = {name: getattr(stage, name) for name in ("makes", "entry", "compute")}
+    inputs = [source.name for source in stage.inputs]
+    return fields | {"config": list(stage.config), "inputs": inputs, "artifact": artifact}
 
 
 def _describe(

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.artifacts.runs import newest_runs
-from flows.cli.options import (
-    ProfileName,
-    RunOptions,
-    StoreOptions,
-    check_gpus,
-    check_workers,
-)
+from flows.cli.options import ProfileName, RunOptions, StoreOptions, check_workers
 from flows.cli.output import password_line, print_error, print_lines, print_warning, screen
 from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
@@ -64,13 +58,11 @@ def run(
     once = replace(options, force=(), from_stage=None, data=data)
     again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)
-    check_workers(request)
+    check_workers(request, is_here=not submit)
     if submit:
         from flows.cli.train.submit import submit_run
 
         return submit_run(request, options)
-    if request.pool is None:
-        check_gpus(request.gpus)
     home = options.home_path
     # Before anything is started: it refuses wrong stages and stores that cannot be reached, and the
     # command ends here if there is nothing to do.
@@ -98,7 +90,7 @@ def run(
         again,
         stages=[item.stage.name for item in plan.stages],
         expected={
-            item.stage.name: item.estimate.seconds if item.estimate else None
+            item.stage.name: item.estimate and item.estimate.seconds
             for item in plan.stages
             if item.state != "="
         },

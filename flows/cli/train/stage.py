@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -90,8 +90,9 @@ def stage(
             such as a Slurm job's; default a new one. --force on several machines needs it.
         force: Build it again although it exists, unless this run built it.
     """
-    given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
-    options = [*argv_of(given), *where.argv]
+    given: dict[str, Any] = {"depth": depth, "overrides": overrides, "use": use}
+    given["run_name"] = run_name
+    options = [*argv_of(RunRequest(**given)), *where.argv]
     if profile.startswith("{"):
         if stage is not None or options or run_id or force or strict:
             raise ConfigError(
@@ -100,9 +101,7 @@ def stage(
             )
         return _build_request(profile)
     check_gpus(where.gpus)
-    request = read_request(
-        profile, where, depth=depth, overrides=overrides, use=use, run_name=run_name
-    )
+    request = read_request(profile, where, **given)
     if stage is None:
         raise ConfigError("stage needs a stage after the profile", hint=suggest("", STAGE_NAMES))
     built_stage = stage_named(check_stage(stage))
@@ -130,14 +129,10 @@ def stage(
         return shlex.join(["nanochat", "stage", profile, name, *options])
 
     inputs = _find_inputs(plan, built_stage, command_for)
-    run = new_run(
-        run_id or new_run_id(planned.name, timestamp(time.time())),
-        planned.name,
-        request,
-        upstream=planned.pins,
-        uses=request.use,
-    )
-    run = replace(run, stages=_up_to_date(plan))
+    called = run_id or new_run_id(planned.name, timestamp(time.time()))
+    run = new_run(called, planned.name, request, upstream=planned.pins, uses=request.use)
+    found = [item for item in plan.stages if item.state == "="]
+    run = replace(run, stages={item.stage.name: item.fingerprint or "" for item in found})
     # The retry must have the same run id: by it the record and the --force of this run are found.
     again = f"{assignments()}{command_for(stage)}" + (" --strict" if strict else "")
     if run_id is not None:
@@ -204,28 +199,13 @@ def _known_pins(store: Store, stage: Stage, request: RunRequest) -> Pins:
     return {name: value for name, value in pins.items() if name not in own}
 
 
-def _merge_record(store: Store, run: Run) -> Run:
-    """Return the run merged with its stored record, if an earlier command of it wrote one.
-
-    Raises ConfigError if that record has other settings.
-    """
-    before = find_run(store, run.run)
-    if before is None:
-        return run
-    for name in ("profile", "depth", "overrides", "uses"):
-        if getattr(before, name) != getattr(run, name):
-            raise ConfigError(
-                f"run {run.run} of {before.started} was of other settings ({name})",
-                hint="give --run an id that was not used before",
-            )
-    return replace(run, started=before.started, stages={**before.stages, **run.stages})
-
-
 @contextlib.contextmanager
 def _recorded(
     run: Run, plan: Plan, context: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Generator[BuildContext]:
     """Write the run's record, yield the context that adds to it, and write how the block ended.
+
+    Raises ConfigError if the run is recorded with other settings.
 
     Holds the run's lock meanwhile, so that the next command can end the record of a killed one.
 
@@ -233,7 +213,15 @@ def _recorded(
     commands it names all. Until then it says "interrupted": names such as sft@tiny stand for
     finished runs, and a part of a run must not replace one.
     """
-    record = RunRecord(context.store, _merge_record(context.store, run))
+    if (before := find_run(context.store, run.run)) is not None:  # by an earlier command of it
+        for name in ("profile", "depth", "overrides", "uses"):
+            if getattr(before, name) != getattr(run, name):
+                raise ConfigError(
+                    f"run {run.run} of {before.started} was of other settings ({name})",
+                    hint="give --run an id that was not used before",
+                )
+        run = replace(run, started=before.started, stages={**before.stages, **run.stages})
+    record = RunRecord(context.store, run)
     context = replace(context, record=record.add)
     with run_lock.hold(context.placement.home, run.run, store=context.store.url):
         try:
@@ -251,12 +239,6 @@ def _recorded(
         record.end("finished" if record.has(stages) else "interrupted")
 
 
-def _up_to_date(plan: Plan) -> dict[str, str]:
-    """Return the fingerprints of artifacts that exist, by stage."""
-    items = [item for item in plan.stages if item.state == "=" and item.fingerprint]
-    return {item.stage.name: item.fingerprint or "" for item in items}
-
-
 def _find_inputs(
     plan: Plan, stage: Stage, command_for: Callable[[str], str]
 ) -> Mapping[str, Manifest]:
@@ -266,13 +248,13 @@ def _find_inputs(
     """
     before = stages_before(stage)
     missing = [item.stage.name for item in plan.stages if item.state != "="]
-    items = [plan.of(source.name) for source in stage.inputs]
-    for item in items:
-        if item.stage.name in missing:
+    for name in (source.name for source in stage.inputs):
+        if name in missing:
             # Name the first missing stage of the whole chain: the input itself may need others.
             first = next(name for name in missing if name in before)
             raise ConfigError(
-                f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",
+                f"{stage.name} needs {name}, which is not in {plan.store}",
                 hint=f"make it with: {command_for(first)}",
             )
-    return {item.stage.name: item.manifest for item in items if item.manifest}
+    found = {source.name: plan.of(source.name).manifest for source in stage.inputs}
+    return {name: manifest for name, manifest in found.items() if manifest}

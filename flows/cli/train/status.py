@@ -1,5 +1,6 @@
 """`nanochat status`: list the latest runs, or show the progress and the logs of one."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -136,8 +137,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str | Tab
 
 
 def _all_done(run: Run) -> Table:
-    found = (run.find_ref(stage.name) for stage in STAGES)
-    return _table(_done(ref) for ref in found if ref)
+    return _table(_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
 
 
 def _progress(
@@ -158,14 +158,13 @@ def _names(store: Store, run: Run) -> list[str]:
 
     A name that stands for another artifact by now, or for none, is replaced by stage/fingerprint.
     """
-    names = dict.fromkeys(run.uses, "")
+    names = {name: name for name in run.uses}
     for name, ref in uses(run):
-        try:
-            is_same = open_artifact(store, name).ref == ref
-        except (ArtifactError, ConfigError):
-            is_same = False
-        names[name] = name if is_same else ref.name
-    return [now or name for name, now in names.items()]
+        names[name] = ref.name
+        with contextlib.suppress(ArtifactError, ConfigError):
+            if open_artifact(store, name).ref == ref:
+                names[name] = name
+    return list(names.values())
 
 
 def _table(rows: Iterable[tuple[str | Cell, ...]]) -> Table:

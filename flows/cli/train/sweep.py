@@ -8,14 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.cli.options import (
-    AsJson,
-    PlacementOptions,
-    ProfileName,
-    as_options,
-    check_gpus,
-    check_workers,
-)
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, as_options, check_workers
 from flows.cli.output import print_json, print_lines, print_result, print_warning, table_width
 from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
@@ -72,8 +65,6 @@ def sweep(
     given["seeds"] = numbers_in(seeds, "--seeds", "like --seeds 42,43,44")
     request = SweepRequest(**given)
     check_workers(request)
-    if request.pool is None:
-        check_gpus(request.gpus)
     opened, home = open_sweep(request), options.home_path
     store = options.open_store()
     planned = plan_sweep(opened, store, home, log=print_warning, will_run=not plan)
@@ -100,11 +91,11 @@ def sweep(
         print_json({**made.report.tree, "cost": cost})
         return
     took = duration(time.monotonic() - began)
-    print_lines(["", f"finished in {took}", "", made.report.table])
-    print_lines(["", *made.report.sentences, "", *made.cost_lines, f"page     {made.page}"])
+    files = [f"page     {made.page}", f"numbers  {made.page.with_suffix('.json')}"]
     if made.report.pictures:
-        print_lines([f"picture  {made.page.with_suffix('.svg')}"])
-    print_lines([f"numbers  {made.page.with_suffix('.json')}"])
+        files.insert(1, f"picture  {made.page.with_suffix('.svg')}")
+    print_lines(["", f"finished in {took}", "", made.report.table])
+    print_lines(["", *made.report.sentences, "", *made.cost_lines, *files])
 
 
 def _over_depths(options: SweepOptions, depths: Sequence[int]) -> SweepOptions:

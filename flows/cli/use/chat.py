@@ -12,9 +12,9 @@ from cyclopts import Parameter
 from flows.cli.models import open_named_model
 from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
 from flows.cli.output import (
+    count_of,
     print_error,
     print_line,
-    print_lines,
     print_warning,
     replace_unknown,
     screen,
@@ -47,11 +47,8 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], float]]] = {
     "/maxtokens": ("max_tokens", int),
     "/seed": ("seed", int),
 }
-
 _MAX_LINES = 1000  # of the history
-
-# Models with fewer parameters than this write mostly nonsense; the greeting says so.
-_TINY = 100_000_000
+_TINY = 100_000_000  # parameters: smaller models write mostly nonsense; the greeting says so
 
 
 def chat(
@@ -92,9 +89,12 @@ def chat(
 
 def _talk(session: ChatSession, *, history: Path) -> None:
     """Answer lines of input until it ends or /quit."""
-    interactive = sys.stdin.isatty()
-    if interactive:
-        _greet(session)
+    if interactive := sys.stdin.isatty():
+        size = f"{session.parameters:,} parameters"
+        if session.parameters < _TINY:
+            size += ": a tiny model, which knows almost nothing and often writes nonsense"
+        print_line(f"{size}.")
+        print_line("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     with _line_editing(history) if interactive else contextlib.nullcontext():
         while (text := _ask(interactive)) not in (None, "/quit"):
             try:
@@ -105,14 +105,6 @@ def _talk(session: ChatSession, *, history: Path) -> None:
                 if not interactive:
                     raise
                 _say("\n")
-
-
-def _greet(session: ChatSession) -> None:
-    count = session.parameters
-    size = f"{count:,} parameters"
-    if count < _TINY:
-        size += ": a tiny model, which knows almost nothing and often writes nonsense"
-    print_lines([f"{size}.", "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."])
 
 
 def _ask(interactive: bool) -> str | None:
@@ -149,10 +141,8 @@ def _turn(session: ChatSession, text: str) -> None:
         pieces.close()
         _say(" [stopped]")
     _say("\n")
-    if session.forgotten > forgotten:
-        dropped = session.forgotten - forgotten
-        turns = "1 earlier turn" if dropped == 1 else f"{dropped} earlier turns"
-        print_warning(f"context full: dropped {turns}")
+    if dropped := session.forgotten - forgotten:
+        print_warning(f"context full: dropped {count_of(dropped, 'earlier turn')}")
 
 
 def _command(session: ChatSession, text: str) -> str:

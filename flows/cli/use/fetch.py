@@ -15,9 +15,9 @@ from flows.cli.options import ArtifactName, StoreOptions
 from flows.cli.output import (
     count_of,
     describe_transfer,
+    interruptible,
     print_line,
     print_lines,
-    print_note,
     print_warning,
     show_bytes,
 )
@@ -73,31 +73,25 @@ def fetch(
     files = choose_files(manifest, path, model_only=model_only)
     target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
     began = time.monotonic()
-    try:
-        with place.cache as cache:
-            # Taken from the cache where possible, but nothing is added to it: the files would be
-            # on this disk twice.
-            cached = cache.find_copy(manifest)
-            copied = copy_files(
-                store,
-                manifest,
-                files,
-                target.expanduser(),
-                cached=cached / "files" if cached else None,
-                watch=partial(show_bytes, what=manifest.name),
-            )
-    except KeyboardInterrupt:
-        print_note("interrupted; the same command resumes from here")
-        raise
+    with interruptible(), place.cache as cache:
+        # Taken from the cache where possible, but nothing is added to it: the files would be on
+        # this disk twice.
+        cached = cache.find_copy(manifest)
+        copied = copy_files(
+            store,
+            manifest,
+            files,
+            target.expanduser(),
+            cached=cached / "files" if cached else None,
+            watch=partial(show_bytes, what=manifest.name),
+        )
     size = sum(file.size for file in files)
     text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"
-    if not copied.fetched:
-        print_line(f"{target}: already there, verified: {text}")
-        return
     sent = sum(file.size for file in copied.fetched)
     there = f", {len(copied.kept)} of them there already" if copied.kept else ""
     took = describe_transfer(sent, time.monotonic() - began)
-    print_line(f"{target}: {text}{there}{took}")
+    whole = f"already there, verified: {text}"
+    print_line(f"{target}: {f'{text}{there}{took}' if copied.fetched else whole}")
 
 
 def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOptions) -> None:

@@ -2,13 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from flows.artifacts.runs import check_name
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note, show_bytes
+from flows.cli.output import print_line, print_note, show_bytes
 from flows.interop import import_model as interop
 from flows.profiles import PROFILES
 from flows.stages import PRETRAIN, TOKENIZER
@@ -56,26 +56,24 @@ def import_model(
             hint="choose another one with --name",
         )
     store = place.open_store()
-    options: dict[str, Any] = {
-        "name": called,
-        "kind": kind,
-        "tokenizer": tokenizer.expanduser() if tokenizer else None,
-        "step": step,
-        "era": era,
-        "scratch": place.open_home(),
-        "log": print_note,
-        "watch": partial(show_bytes, what=called),
-    }
-    done = interop.import_model(store, pinned or path, **options)
+    done = interop.import_model(
+        store,
+        pinned or path,
+        name=called,
+        kind=kind,
+        tokenizer=tokenizer.expanduser() if tokenizer else None,
+        step=step,
+        era=era,
+        scratch=place.open_home(),
+        log=print_note,
+        watch=partial(show_bytes, what=called),
+    )
     reference = f"{done.model.stage}@{called}"
     known = (("from_step", "step"), ("era", "era"), ("address", "from"))
     facts = "".join(f", {word} {done.facts[key]}" for key, word in known if key in done.facts)
     # Only a base model's evaluation reads text that the pipeline itself has still to tokenize.
     words = f" --use {TOKENIZER.name}@{called}" if done.model.stage == PRETRAIN.name else ""
     note = ", imported before" if done.was_there else ""
-    lines = [
-        f"{reference}: {done.model.name}{facts}{note}",
-        f"talk to it     nanochat chat {reference}",
-        f"train further  nanochat run PROFILE --use {reference}{words}",
-    ]
-    print_lines(lines)
+    print_line(f"{reference}: {done.model.name}{facts}{note}")
+    print_line(f"talk to it     nanochat chat {reference}")
+    print_line(f"train further  nanochat run PROFILE --use {reference}{words}")

@@ -14,6 +14,7 @@ from flows.cli.options import StoreOptions
 from flows.cli.output import (
     count_of,
     describe_transfer,
+    interruptible,
     print_lines,
     print_note,
     print_warning,
@@ -61,20 +62,16 @@ def push(
     for revoked in chosen.made_from:
         print_warning(f"made from {revoked}")
     began = time.monotonic()
-    try:
-        with _scratch(place, source, target) as scratch:
-            pushed = push_artifacts(
-                source,
-                target,
-                chosen,
-                scratch=scratch,
-                watch=functools.partial(show_bytes, what="push"),
-                log=print_note,
-                pause=time.sleep,
-            )
-    except KeyboardInterrupt:
-        print_note("interrupted; the same command resumes from here")
-        raise
+    with interruptible(), _scratch(place, source, target) as scratch:
+        pushed = push_artifacts(
+            source,
+            target,
+            chosen,
+            scratch=scratch,
+            watch=functools.partial(show_bytes, what="push"),
+            log=print_note,
+            pause=time.sleep,
+        )
     print_lines(_lines(chosen, pushed, to, time.monotonic() - began))
 
 
@@ -117,9 +114,7 @@ def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[
     sent = len(chosen.manifests) - len(pushed.adopted)
     what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
     took = describe_transfer(lacking.size, seconds)
-    there = ""
-    if lacking.there:
-        there = f"; {count_of(len(lacking.there), 'file')} there already"
+    there = f"; {count_of(len(lacking.there), 'file')} there already" if lacking.there else ""
     if lacking.damaged:
         there += f"; {count_of(lacking.damaged, 'damaged file')} replaced"
     lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")

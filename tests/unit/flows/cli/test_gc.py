@@ -71,7 +71,7 @@ def test_a_plan_an_apply_and_a_later_one(store, terminal):
     )
     terminal.shows("gc --exit-code")
     age_marks(store, days=1.5)
-    terminal.shows("gc --exit-code --plan", code=3)
+    terminal.shows("gc --exit-code", code=3)
     terminal.shows("gc --exit-code --apply")
     keys = {entry.key for entry in store.list("rows/")}
     left = {key for key in keys if gone.fingerprint in key}

@@ -135,7 +135,6 @@ status tiny
 status tnyi
 accept tiny stf --why w
 evals tiny --json
-gc --plan --apply
 up --register --port 4300
 """
 VALUES = """
