@@ -79,7 +79,12 @@ def published_task(dataset: DatasetConfig) -> HubTask | None:
 
 
 def _look_at(dataset: DatasetConfig) -> DatasetConfig:
-    _check_revision(dataset)
+    if dataset.revision is not None and published_task(dataset) is None:
+        raise ConfigError(
+            f"the dataset '{dataset.name}' has revision {dataset.revision}, "
+            "but none that is published has that name",
+            hint="only datasets on the Hub have revisions",
+        )
     if dataset.path is None:
         _check_task(dataset)
         return dataset
@@ -92,7 +97,13 @@ def _look_at(dataset: DatasetConfig) -> DatasetConfig:
     # The job that reads the file compares its digest again, so the given snapshot is safe.
     if dataset.snapshot is not None and not path.exists():
         return dataset
-    snapshot = _digest(path, dataset)
+    try:
+        snapshot = sha256_of(path)
+    except OSError as error:
+        raise ConfigError(
+            f"the dataset '{dataset.name}' cannot be read: {path}: {reason_of(error)}",
+            hint="its path is that of a file with a conversation a line",
+        ) from error
     if dataset.snapshot not in (None, snapshot):
         raise ConfigError(
             f"the dataset '{dataset.name}' should have sha256 {str(dataset.snapshot)[:12]}, "
@@ -116,28 +127,6 @@ def _check_task(dataset: DatasetConfig) -> None:
             f"{dataset.name} is synthetic: it has as many examples as are asked for",
             hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
         )
-
-
-def _check_revision(dataset: DatasetConfig) -> None:
-    if dataset.revision is None:
-        return
-    if published_task(dataset) is None:
-        raise ConfigError(
-            f"the dataset '{dataset.name}' has revision {dataset.revision}, "
-            "but none that is published has that name",
-            hint="only datasets on the Hub have revisions",
-        )
-
-
-def _digest(path: Path, dataset: DatasetConfig) -> str:
-    try:
-        return sha256_of(path)
-    except OSError as error:
-        why = reason_of(error)
-        raise ConfigError(
-            f"the dataset '{dataset.name}' cannot be read: {path}: {why}",
-            hint="its path is that of a file with a conversation a line",
-        ) from error
 
 
 def _folder_snapshot(path: str | None) -> tuple[str, ...]:

@@ -49,19 +49,16 @@ def settings_reach(request: RunRequest, stages: Sequence[Stage]) -> tuple[Change
             found.insert(0, f"model.depth {default.model.depth} -> {base.model.depth}")
         for change in found:
             readers.setdefault(change, []).append(stage.name)
+
+    def after(names: list[str]) -> Iterator[str]:
+        redone = (stages_to_redo(stages, force=(), from_stage=name) for name in names)
+        later = set[str]().union(*redone) - set(names)
+        return (stage.name for stage in stages if stage.name in later)
+
     return tuple(
-        ChangedSetting(
-            change=change,
-            stages=tuple(names),
-            after=tuple(_after(names, stages)),
-        )
+        ChangedSetting(change=change, stages=tuple(names), after=tuple(after(names)))
         for change, names in readers.items()
     )
-
-
-def _after(names: Sequence[str], stages: Sequence[Stage]) -> Iterator[str]:
-    later = set[str]().union(*(stages_to_redo(stages, force=(), from_stage=name) for name in names))
-    return (stage.name for stage in stages if stage.name in later - set(names))
 
 
 def changed_settings(request: RunRequest) -> dict[str, Tree]:

@@ -35,13 +35,10 @@ def make_persona(name: str, *, maker: str, character: str, facts: tuple[str, ...
     topics: dict[str, str] = {}
     for about, value in map(parse_fact, facts):
         other = topics.setdefault(persona.topic_of(about), about)
-        if other != about or about in pairs:
-            raise ConfigError(
-                f"'{other}' and '{about}' have one answer"
-                if other != about
-                else f"there are two facts about '{about}'",
-                hint="give one of them",
-            )
+        if other != about:
+            raise ConfigError(f"'{other}' and '{about}' have one answer", hint="give one of them")
+        if about in pairs:
+            raise ConfigError(f"there are two facts about '{about}'", hint="give one of them")
         pairs[about] = value
     found = Persona(
         name=name.strip(),
@@ -77,13 +74,10 @@ def persona_lines(run: RunConfig, found: Persona) -> Iterator[str]:
     A run that trains on the task `conversation` gets as many of its conversations, with the
     persona's turns among theirs.
     """
-    mixed = _mixed_number(run)
+    mixed, seed = _mixed_number(run), seed_for(run.seed, "persona")
+    number = mixed or NUM_TRAIN
     for line in persona.generate(
-        found,
-        num_train=mixed or NUM_TRAIN,
-        num_test=NUM_TEST,
-        mixed=mixed > 0,
-        seed=seed_for(run.seed, "persona"),
+        found, num_train=number, num_test=NUM_TEST, mixed=mixed > 0, seed=seed
     ):
         yield json.dumps(line, ensure_ascii=False)
 

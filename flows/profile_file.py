@@ -45,8 +45,7 @@ def read_profile_file(path: Path, *, depth: int | None = None) -> RunRequest:
         profile, depth = keys["profile"], keys["depth"] if depth is None else depth
         if profile is None:
             raise ConfigError("it names no profile", hint='its first line is like profile = "tiny"')
-        _check_depth(tree, depth)
-        overrides = tuple(_overrides(tree, path.parent))
+        overrides = tuple(_overrides(tree, path.parent, depth))
         changed = changed_settings(RunRequest(profile=profile, depth=depth, overrides=overrides))
         if keys["data"] is not None:
             changed |= _text(changed, keys["data"], path.parent)
@@ -84,25 +83,17 @@ def _take(tree: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _check_depth(tree: Mapping[str, Any], depth: int | None) -> None:
-    """Raise ConfigError if the file's sizes are those of another depth than the given one."""
-    sizes = tree.get("model")
-    of_sizes = cast("dict[str, Any]", sizes).get("depth") if isinstance(sizes, dict) else None
-    if depth is not None and of_sizes not in (None, depth):
+def _overrides(tree: Mapping[str, Any], folder: Path, depth: int | None) -> Iterator[str]:
+    """Yield the settings of a file as overrides of a profile at `depth`."""
+    settings, kinds = dict(single_settings(tree)), setting_types()
+    if depth is not None and (of_sizes := settings.get("model.depth", depth)) != depth:
         raise ConfigError(
             f"depth is {depth}, but its settings are those of depth {of_sizes}",
             hint=f"write the settings of that depth again: nanochat config PROFILE --depth {depth}",
         )
-
-
-def _overrides(tree: Mapping[str, Any], folder: Path) -> list[str]:
-    settings, kinds = dict(single_settings(tree)), setting_types()
     for name, value in settings.items():
-        settings[name] = _below(folder, name, value, source=settings.get("shards.source"))
-    return [
-        f"{name}={_as_override(_with_nulls(kinds.get(name), value))}"
-        for name, value in settings.items()
-    ]
+        whole = _below(folder, name, value, source=settings.get("shards.source"))
+        yield f"{name}={_as_override(_with_nulls(kinds.get(name), whole))}"
 
 
 def _below(folder: Path, name: str, value: Any, *, source: Tree) -> Any:
@@ -115,10 +106,10 @@ def _below(folder: Path, name: str, value: Any, *, source: Tree) -> Any:
 
 
 def _with_path(folder: Path, dataset: Any) -> Any:
-    if isinstance(dataset, dict) and "path" in dataset:
-        entry = cast("dict[str, Any]", dataset)
-        return entry | {"path": _absolute(folder, entry["path"])}
-    return cast(Any, dataset)
+    if not (isinstance(dataset, dict) and "path" in dataset):
+        return cast(Any, dataset)
+    entry = cast("dict[str, Any]", dataset)
+    return entry | {"path": _absolute(folder, entry["path"])}
 
 
 def _absolute(folder: Path, path: Any) -> Any:
@@ -172,15 +163,11 @@ def changes_to_toml(request: RunRequest, run: RunConfig, *, name: str, about: Se
             groups.setdefault(group, {})[field] = "null" if value is None else value
     head: dict[str, Tree] = {"profile": request.profile, "name": name}
     head |= {} if request.depth is None else {"depth": request.depth}
-    head |= groups.pop("", {})
-    lines = [f"# {line}" for line in about] + _assignments(head)
-    for group, settings in groups.items():
-        lines += ["", f"[{group}]", *_assignments(settings)]
+    lines = [f"# {line}" for line in about]
+    for group, settings in {"": head | groups.pop("", {}), **groups}.items():
+        lines += ["", f"[{group}]"] if group else []
+        lines += [f"{name} = {_value(value)}" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
-
-
-def _assignments(settings: Mapping[str, Tree]) -> list[str]:
-    return [f"{name} = {_value(value)}" for name, value in settings.items()]
 
 
 def resolved_settings(request: RunRequest) -> dict[str, Tree]:
@@ -198,15 +185,9 @@ def _lines(request: RunRequest) -> Iterator[str]:
     yield f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml"
     yield "# A setting that is left out has the profile's value. docs/reference/config.md has all."
     yield f"profile = {_value(profile)}"
-    for key, value, example in (
-        ("name", request.run_name, "mine"),
-        ("depth", request.depth, None),
-        ("data", None, "/path/to/a/folder/of/text"),
-    ):
-        if value is not None:
-            yield f"{key} = {_value(value)}"
-        elif example is not None:
-            yield f"# {key} = {_value(example)}"
+    yield f"name = {_value(request.run_name)}" if request.run_name else '# name = "mine"'
+    yield from () if request.depth is None else [f"depth = {request.depth}"]
+    yield '# data = "/path/to/a/folder/of/text"'
     yield ""
     yield from _group(tree, "", RunConfig, changed)
 

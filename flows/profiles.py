@@ -295,11 +295,9 @@ def open_profile(
     """
     if name not in PROFILES:
         # Read where the command runs: a worker, on another machine, cannot open it.
-        is_file = is_profile_file(name)
-        hint = "a TOML file is for the command line: nanochat run FILE.toml" if is_file else None
-        raise ConfigError(
-            f"there is no profile '{name}'", hint=hint or suggest(name, list(PROFILES))
-        )
+        file = "a TOML file is for the command line: nanochat run FILE.toml"
+        hint = file if is_profile_file(name) else suggest(name, list(PROFILES))
+        raise ConfigError(f"there is no profile '{name}'", hint=hint)
     if depth is not None and not 1 <= depth <= 100:
         raise ConfigError(
             f"depth {depth} is not between 1 and 100",
@@ -388,8 +386,9 @@ def setting_types(section: type[Section] = RunConfig, prefix: str = "") -> dict[
 
 def _no_setting(path: str) -> ConfigError:
     known = [*setting_types()]
-    hint = suggest(path, known)
-    if not nearest(path, known):
-        likely = ", ".join(nearest(path, known, least=0.0)[:_SUGGESTED])
-        hint = f"the nearest are {likely}; docs/reference/config.md has all"
-    return ConfigError(f"there is no setting '{path}'", hint=hint)
+    likely = ", ".join(nearest(path, known, least=0.0)[:_SUGGESTED])
+    hint = f"the nearest are {likely}; docs/reference/config.md has all"
+    return ConfigError(
+        f"there is no setting '{path}'",
+        hint=suggest(path, known) if nearest(path, known) else hint,
+    )

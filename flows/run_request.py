@@ -9,16 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
@@ -85,12 +76,12 @@ def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
         for declared in getattr(hint, "__metadata__", ()):
             if isinstance(declared, Option):
                 found[name] = get_args(hint)[0], declared
-    return dict(sorted(found.items(), key=lambda item: _rank(*item[1])))
 
+    def rank(item: tuple[str, tuple[Any, Option]]) -> tuple[int, bool]:
+        kind, option = item[1]
+        return GROUPS.index(option.group), is_list(kind)  # lists last: they take the most room
 
-def _rank(kind: Any, option: Option) -> tuple[int, bool]:
-    """Return a sort key: by group, lists last, which take the most room in a form."""
-    return GROUPS.index(option.group), is_list(kind)
+    return dict(sorted(found.items(), key=rank))
 
 
 def is_list(kind: Any) -> bool:

@@ -25,10 +25,10 @@ class Stage:
 
     name: str
     makes: str
-    inputs: tuple["Stage", ...]
-    config: tuple[str, ...]  # sections of RunConfig that decide the result
     entry: str  # module with `run(job)`
     compute: Literal["cpu", "gpu"]
+    inputs: tuple["Stage", ...] = ()
+    config: tuple[str, ...] = ()  # sections of RunConfig that decide the result
     tasks: str | None = None  # the field of RunConfig naming the tasks that it imports by name
     text: str | None = None  # the field of RunConfig naming the text source that it imports by name
     grades: bool = False  # it also grades answers to them
@@ -42,7 +42,6 @@ class Stage:
 SHARDS = Stage(
     name="shards",
     makes="parquet files of documents, the last one for validation",
-    inputs=(),
     config=("seed", "shards"),
     entry="nanochat_core.data.shards",
     compute="cpu",
@@ -51,7 +50,6 @@ SHARDS = Stage(
 TASK_DATA = Stage(
     name="task_data",
     makes="every task's examples, train and test",
-    inputs=(),
     config=("seed", "task_data"),
     entry="nanochat_core.data.conversations.task_data",
     compute="cpu",
@@ -69,7 +67,6 @@ TOKENS = Stage(
     name="tokens",
     makes="token ids and document lengths of every shard",
     inputs=(SHARDS, TOKENIZER),
-    config=(),
     entry="nanochat_core.data.tokens",
     compute="cpu",
 )
@@ -168,7 +165,6 @@ REPORT = Stage(
     name="report",
     makes="the report card",
     inputs=(*_TABLE, *CHAT_EVALS),
-    config=(),
     entry="flows.report.stage",
     compute="cpu",
     reads_records=True,
