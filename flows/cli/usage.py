@@ -9,7 +9,6 @@ from cyclopts.exceptions import (
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
-    ValidationError,
 )
 
 from flows.artifacts.names import kind_of
@@ -37,39 +36,29 @@ _USES = {
     "an artifact": "ls {}",
     "a setting": "run tiny --set {}",
 }
-_RESUMING = ("run", "sweep", "miniseries")  # given again, they continue
 _NEAR_OPTION = 0.75  # likeness; --steps has 0.71 with --store
 _MAX_SHOWN = 3  # settings
 
 
 def usage_mistake(error: CycloptsError) -> ConfigError:
     """Return cyclopts' error as one line and a hint."""
-    help_hint = f"see `{' '.join(['nanochat', *(error.command_chain or ())])} --help`"
+    hint = f"see `{' '.join(['nanochat', *(error.command_chain or ())])} --help`"
     if isinstance(error, UnknownCommandError):
         return _unknown_command(error)
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
         names = [name for argument in error.argument_collection for name in argument.names]
-        if option == "--resume" and (error.command_chain or ("",))[0] in _RESUMING:
+        if option == "--resume":
             hint = "leave it out: the same command resumes"
-        else:
-            hint = _near_option(option, names) or help_hint
-        return ConfigError(f"unknown option {option}", hint=hint)
+        return ConfigError(f"unknown option {option}", hint=_near_option(option, names) or hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         word = error.unused_tokens[0]
-        hint = f"a setting is given like --set {word}" if "=" in word else help_hint
+        hint = f"a setting is given like --set {word}" if "=" in word else hint
         return ConfigError(f"unexpected argument '{word}'", hint=hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
-        name = error.keyword or error.argument.name
-        if name.startswith("-"):
-            return ConfigError(f"{name} needs a value", hint=help_hint)
-        return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
-    if isinstance(error, ValidationError) and error.argument is not None:
-        values = ", ".join(token.value for token in error.argument.tokens)
-        return ConfigError(
-            f"{error.argument.name} is {values}", hint=_plain(error.exception_message)
-        )
-    return ConfigError(_plain(str(error)), hint=help_hint)
+        name, command = error.keyword or error.argument.name, (error.command_chain or ("",))[0]
+        return ConfigError(f"{command} needs a value for {name}", hint=hint)
+    return ConfigError(_plain(str(error)), hint=hint)
 
 
 def _plain(text: str) -> str:

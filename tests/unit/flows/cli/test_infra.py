@@ -37,55 +37,30 @@ def test_every_file_is_written_and_named(kind, terminal, tmp_path):
     assert {line.split()[0] for line in lines} == {"written"}
 
 
-def test_a_file_in_place_of_the_directory_is_refused(terminal, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text("mine")
-    for target in (readme, readme / "below"):
-        error, hint = terminal.fails("infra", "compose", str(target))
-        assert error == f"{readme} is not a directory"
-        assert "another directory" in hint
-    assert readme.read_text() == "mine"
-
-
-@pytest.mark.parametrize("words", [(), ("--force",)])
-def test_a_directory_in_place_of_a_file_is_refused(words, terminal, tmp_path):
-    target = tmp_path / "target"
-    (target / "compose.yaml").mkdir(parents=True)
-    error, hint = terminal.fails("infra", "compose", str(target), *words)
-    assert error == f"{target / 'compose.yaml'} is not a file"
-    assert "another directory" in hint
-    assert [path.name for path in target.iterdir()] == ["compose.yaml"]
-
-
-def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(terminal, tmp_path):
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "jobset").touch()
-    error, _ = terminal.fails("infra", "kubernetes", str(target))
-    assert error == f"{target / 'jobset'} is not a directory"
-    assert [path.name for path in target.iterdir()] == ["jobset"]
+def test_what_is_in_the_way_is_refused_before_anything_is_written(terminal, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    (tmp_path / "a" / "compose.yaml").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "jobset").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for words in (
+        *("compose {}/README.md", "compose {}/README.md/below", "kubernetes {}/b"),
+        *("compose {}/a", "compose {}/a --force"),
+    ):
+        terminal.refuses(f"infra {words.format(tmp_path)}")
+    terminal.refuses(f"infra nomad {tmp_path}", code=2)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_file_that_differs_is_replaced_only_with_force(terminal, tmp_path):
-    terminal.said("infra", "slurm", str(tmp_path))
-    script = tmp_path / "run.sbatch"
+    words = ("infra", "slurm", str(tmp_path / "target"))
+    terminal.shows(*words)
+    script, other = (tmp_path / "target" / f"{name}.sbatch" for name in ("run", "stage"))
     original = script.read_bytes()
     script.write_text("mine")
-    (tmp_path / "stage.sbatch").unlink()
-
-    error, hint = terminal.fails("infra", "slurm", str(tmp_path))
-    assert error == f"{tmp_path} has other contents in run.sbatch"
-    assert "--force" in hint
-    assert script.read_text() == "mine"
-    assert not (tmp_path / "stage.sbatch").exists()
-
-    lines = terminal.said("infra", "slurm", str(tmp_path), "--force")
-    assert [line.split()[0] for line in lines] == ["replaced", "written"]
+    other.unlink()
+    terminal.refuses(*words)
+    assert (script.read_text(), other.exists()) == ("mine", False)
+    terminal.shows(*words, "--force")
     assert script.read_bytes() == original
-    assert terminal.said("infra", "slurm", str(tmp_path))[0].split()[0] == "unchanged"
-
-
-def test_an_unknown_kind_is_refused_with_those_that_exist(terminal, tmp_path):
-    error, hint = terminal.fails("infra", "nomad", str(tmp_path), code=2)
-    assert "nomad" in error
-    assert "systemd" in error + hint
+    terminal.shows(*words)
