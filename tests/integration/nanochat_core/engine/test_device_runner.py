@@ -83,23 +83,18 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
     assert needs(SamplingParams(top_k=MAX_CANDIDATES + 1))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
-def test_captured_steps_sample_what_eager_ones_sample(make_model, same):
-    model = make_model().to("cuda")
-    all_params = ALL_PARAMS if same is None else [same] * SLOTS
-    graphs = partial(DeviceRunner, graphs=True)
-    assert answers(graphs, model, all_params) == answers(DeviceRunner, model, all_params)
+WAYS = [{"graphs": True}, {"kernels": True}, {"graphs": True, "kernels": True}]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
-def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, graphs):
+def test_captured_steps_and_kernels_sample_what_torchs_eager_steps_sample(make_model, same, way):
     model = make_model(windows=(6, 64), num_kv_heads=1).to("cuda")
     all_params = ALL_PARAMS if same is None else [same] * SLOTS
-    kernels = partial(DeviceRunner, graphs=graphs, kernels=True)
-    assert answers(kernels, model, all_params) == answers(DeviceRunner, model, all_params)
+    assert answers(partial(DeviceRunner, **way), model, all_params) == answers(
+        DeviceRunner, model, all_params
+    )
 
 
 @pytest.mark.gpu

@@ -145,44 +145,33 @@ def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def damaged(weights, name, how):
-    tensor = weights[name]
-    changed = {
-        "missing": None,
-        "narrower": tensor[:, :-1].contiguous(),
-        "fp16": tensor.half(),
-        "int": tensor.int(),
-        "nan": torch.full_like(tensor, float("nan")),
-        "inf": tensor.index_fill(0, torch.tensor([1]), float("inf")),
-        "spread": tensor[:1, :1].expand(tensor.shape),
-        "sparse": tensor.to_sparse(),
-        "meta": tensor.to("meta"),
-        "nested": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]),
-        "text": "not a tensor",
-    }[how]
-    rest = {key: value for key, value in weights.items() if key != name}
-    return rest if changed is None else {**rest, name: changed}
+INFINITE, NOT_APART = float("inf"), "without values of its own"
+DAMAGE = {  # how a tensor is changed, and the error
+    "missing": (lambda t: None, "is missing"),
+    "narrower": (lambda t: t[:, :-1].contiguous(), r"\(300, 63\)|expected|says 64 channels"),
+    "fp16": (lambda t: t.half(), "fp16"),
+    "int": (lambda t: t.int(), "expected fp32 or bf16"),
+    "nan": (lambda t: torch.full_like(t, float("nan")), "not numbers"),
+    "inf": (lambda t: t.index_fill(0, torch.tensor([1]), INFINITE), "not numbers"),
+    "spread": (lambda t: t[:1, :1].expand(t.shape), "element after element"),
+    "sparse": (lambda t: t.to_sparse(), "element after element"),
+    "meta": (lambda t: t.to("meta"), NOT_APART),
+    "nested": (
+        lambda t: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]),
+        NOT_APART,
+    ),
+    "text": (lambda t: "not a tensor", "not a named tensor"),
+}
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("missing", "is missing"),
-        ("narrower", r"\(300, 63\)|expected|says 64 channels"),
-        ("fp16", "fp16"),
-        ("int", "expected fp32 or bf16"),
-        ("nan", "not numbers"),
-        ("inf", "not numbers"),
-        ("spread", "element after element"),
-        ("sparse", "element after element"),
-        ("meta", "without values of its own"),
-        ("nested", "without values of its own"),
-        ("text", "not a named tensor"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("name", ["transformer.h.2.mlp.c_fc.weight", "lm_head.weight"])
-def test_a_damaged_tensor_is_named(tmp_path, name, how, message):
-    assert name in str(refused(tmp_path, message, lambda weights: damaged(weights, name, how)))
+def test_a_damaged_tensor_is_named(tmp_path, name, change, message):
+    def damaged(weights):
+        made = {**weights, name: change(weights[name])}
+        return {key: value for key, value in made.items() if value is not None}
+
+    assert name in str(refused(tmp_path, message, damaged))
 
 
 def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path):

@@ -12,13 +12,20 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import rms_norm
 from nanochat_core.model.loss import softcap_loss
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
 from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = pytest.mark.torch
 
-ALONE = World(rank=0, local_rank=0, size=1)
+
+def quantised(*weights):
+    copies = [Quantised(weight) for weight in weights]
+    for copy in copies:
+        copy.refresh()
+    return copies
+
+
 CONFIG = shape_of(8, 32, width=128, num_heads=2, vocab_size=256)
 
 
@@ -61,9 +68,7 @@ def test_a_product_and_its_gradients_are_the_formulas(in_fp8, monkeypatch):
     x = random(3, 16, 128).bfloat16().requires_grad_()
     weight = torch.nn.Parameter(random(256, 128, seed=2))
     grad = random(3, 16, 256, seed=3).bfloat16()
-    quantised = Quantised(weight)
-    quantised.refresh()
-    out = fp8.linears(x, [weight], [quantised])[0]
+    out = fp8.linears(x, [weight], quantised(weight))[0]
     out.backward(grad)
     flat, flat_grad = x.detach().flatten(0, 1), grad.flatten(0, 1)
     xs, ws, gs = dequantised(flat, E4M3), dequantised(weight.detach(), E4M3), None
@@ -82,9 +87,7 @@ def test_a_product_and_its_gradients_are_the_formulas(in_fp8, monkeypatch):
 def test_products_of_one_input_are_those_of_each():
     x, grads = random(32, 128).bfloat16().requires_grad_(), random(2, 32, 128, seed=5).bfloat16()
     weights = [torch.nn.Parameter(random(128, 128, seed=seed)) for seed in (2, 3)]
-    copies = [Quantised(weight) for weight in weights]
-    for copy in copies:
-        copy.refresh()
+    copies = quantised(*weights)
     both = fp8.linears(x, weights, copies)
     each = [fp8.linears(x, [w], [c])[0] for w, c in zip(weights, copies, strict=True)]
     found = [torch.autograd.grad(outs, (x, *weights), list(grads)) for outs in (both, each)]
@@ -124,9 +127,7 @@ def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value():
     x = rms_norm(x, 0.0).requires_grad_()
     up, down = (torch.nn.Parameter(0.05 * random(*s)) for s in ((1024, 256), (256, 1024)))
     grad = (1e-7 * random(64, 256, seed=3) * random(64, 1, seed=4).exp()).bfloat16()
-    copies = Quantised(up), Quantised(down)
-    for copy in copies:
-        copy.refresh()
+    copies = quantised(up, down)
 
     def errors(out):
         found = [out.detach(), *torch.autograd.grad(out, (x, up, down), grad)]
@@ -156,9 +157,7 @@ def test_a_bound_of_the_mlp_is_never_exceeded(monkeypatch):
 
     monkeypatch.setattr(fp8, "quantise", counted)
     up, down = (torch.nn.Parameter(random(*s)) for s in ((256, 128), (128, 256)))
-    copies = Quantised(up), Quantised(down)
-    for copy in copies:
-        copy.refresh()
+    copies = quantised(up, down)
     row = up.detach().norm(dim=1).argmax()
     x = rms_norm(up.detach()[row], 0.0).expand(16, 128).bfloat16().requires_grad_()
     fp8.mlp(x, up, down, copies).backward(down.detach()[:, row].expand(16, 128).bfloat16())
@@ -307,10 +306,8 @@ def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes():
 
 def test_the_gradient_of_an_odd_number_of_tokens_is_near_that_of_bf16():
     weight = torch.nn.Parameter(random(256, 128).bfloat16())
-    quantised = Quantised(weight)
-    quantised.refresh()
     found = []
-    for narrow in (quantised, None):
+    for narrow in (*quantised(weight), None):
         hidden, targets = random(37, 128, seed=2).bfloat16(), torch.arange(37)
         loss = softcap_loss(hidden, weight, targets, torch.ones(37), softcap=15.0, quantised=narrow)
         found.extend(torch.autograd.grad(loss, weight))

@@ -19,9 +19,9 @@ CASE = {
 
 
 @needs_triton
-@pytest.mark.parametrize("kernel", ["qk", "matrix", "table"])
-def test_the_interpreted_kernels_compute_what_torch_computes(kernel):
-    check_interpreted(f"model/interpreted_{kernel}_kernel.py")
+@pytest.mark.parametrize("file", ["qk_kernel", "gradient_kernels"])
+def test_the_interpreted_kernels_compute_what_torch_computes(file):
+    check_interpreted(f"model/interpreted_{file}.py")
 
 
 @pytest.mark.parametrize("kernel", ["QK", "weight"])
