@@ -25,13 +25,10 @@ def run(job):
     (job.output / "text").write_text(str(job.config["seed"]))
     return {}
 """
-# The best learning rate is 0.03; the seed changes the score more than the rate does. Above 1 it
-# diverges.
+# The best learning rate is 0.03; the seed changes the score more than the rate does.
 PRETRAIN = """
 def run(job):
     rate, seed = job.config["optimizer"]["muon_lr"], job.config["seed"]
-    if rate > 1:
-        raise ValueError("diverged")
     (job.output / "model").write_text(f"{rate} {seed}")
     return {"val_bpb": seed + abs(rate - 0.03) * (1 + seed / 10)}
 """

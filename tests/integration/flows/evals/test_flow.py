@@ -268,12 +268,22 @@ def test_a_schedule_creates_runs(prefect_terminal):
         assert asking.read_flow_runs(flow_run_filter=of_it) == []
 
 
-def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(server, store):
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"model": "sft@a b"}, "'a b' cannot be the name of a run or a tag"),
+        ({"drop": -1.0}, "drop is -1.0"),
+        ({"against": "worst"}, "against: Input should be 'previous' or 'best'"),  # Prefect's
+    ],
+)
+def test_a_parameter_that_cannot_be_fails_the_run_and_does_not_crash_it(
+    server, store, parameters, error
+):
     from flows.evals.flow import nanochat_eval
 
-    state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
+    state: Any = nanochat_eval(**parameters, store=store.url, return_state=True)
     assert state.is_failed()
-    assert "'a b' cannot be the name of a run or a tag" in state.message
+    assert error in state.message
 
 
 def test_a_command_gives_the_flow_the_model_that_it_has_opened(

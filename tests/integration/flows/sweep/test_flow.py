@@ -1,6 +1,6 @@
 """A sweep on a real server: what is built, what is stopped, and the same table after kills."""
 
-import json
+import itertools
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -32,6 +32,13 @@ def files_of(home: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes().replace(str(home).encode(), b"") for path in paths}
 
 
+def most_on_the_gpu(toys: Any) -> int:
+    """Return the most GPU stages that were built at the same time."""
+    kinds = [event["kind"] for name, event in toys.events if name.endswith("pretrain")]
+    changes = ((kind == "building") - (kind == "finished") for kind in kinds)
+    return max(itertools.accumulate(changes))
+
+
 @pytest.fixture(scope="module")
 def whole(
     make_toys: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory, server: Server
@@ -60,20 +67,12 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     assert (run.status, set(run.stages)) == ("finished", {"text", "pretrain"})
     assert find_run(store, "toy-p4-s2-sweep-whole") is None
     assert artifacts("sweep-toy-models")
-    assert artifacts("sweep-toy-plot")
+    assert artifacts("sweep-toy-plot")[0].data.startswith("data:image/svg+xml,")
+    assert most_on_the_gpu(toys) == 1
 
     again = run_sweep(toys, toy_sweep(VARY), "sweep-again")
     assert (again.built.stages, again.cached.stages) == (0, BUILT)
     assert again.report == swept.report
-
-
-def test_a_run_that_fails_is_named_and_the_others_are_compared(toys, server):
-    with pytest.raises(StageError, match=r"1 of 9 runs failed, p2 s1 \(p2 s1 / pretrain: .*diverg"):
-        run_sweep(toys, toy_sweep("optimizer.muon_lr=0.03,2"), "sweep-diverged")
-
-    points = json.loads(files_of(toys.home)["sweep.json"])["points"]
-    assert [len(point["scores"]) for point in points] == [3, 3, 0]
-    assert [point["failed"] for point in points] == [False, False, True]
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_files(whole, toys):

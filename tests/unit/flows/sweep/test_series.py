@@ -8,7 +8,6 @@ import pytest
 from flows.profiles import open_profile
 from flows.render.vega import svg
 from flows.sweep.grid import open_sweep, size_of
-from flows.sweep.law import fit_law
 from flows.sweep.plan import units_of
 from flows.sweep.request import SweepRequest
 from flows.sweep.results import report_of_sweep, write_files
@@ -120,26 +119,10 @@ def test_core_is_a_column_where_it_was_measured(shows):
     assert shows(report(1, 2, core=0.0625)).tree["points"][1]["core"] == 0.0625
 
 
-def test_the_laws_go_through_flops_and_scaling_parameters():
-    found = report(1, 2, 3, 4).tree["series"]
-    for name, quantity in (("by_flops", "flops"), ("by_parameters", "scaling_parameters")):
-        fit = fit_law([(found["sizes"][depth][quantity], bpb) for depth, bpb in BPB.items()])
-        assert found[name]["law"]["exponent"] == fit.law.exponent
-
-
 def test_the_next_depth_is_as_far_as_the_last_one_and_an_extrapolation():
     *_, after = report(1, 2, 4).tree["series"]["expected"]
     assert (after["depth"], after["measured"]) == (6, None)
     assert after["beyond"] > 1
-
-
-def test_the_largest_is_compared_with_what_the_smaller_ones_predict():
-    found = report(1, 2, 3, 4).tree["series"]
-    check = found["expected"][0]
-    assert (check["depth"], check["measured"]) == (4, 2.3)
-    smaller = fit_law([(found["sizes"][depth]["flops"], BPB[depth]) for depth in (1, 2, 3)])
-    predicted = smaller.predict(found["sizes"][4]["flops"])
-    assert check["prediction"]["value"] == predicted.value
 
 
 def test_a_depth_that_failed_is_named_with_its_error_and_the_others_are_fitted(tmp_path, shows):
