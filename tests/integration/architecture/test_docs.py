@@ -26,7 +26,7 @@ ROOT_PAGES = [ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG", 
 LAB_NOTE = re.compile(
     r"\b(busy|idle) machine|\bon 20\d\d-|\bload of \d|\bseed \d+, ", re.IGNORECASE
 )
-MAX_WORDS = 27_200  # of guides and concepts
+MAX_WORDS = 27_000  # of guides and concepts
 
 
 def reference(name: str) -> str:
