@@ -14,7 +14,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -177,10 +177,16 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
-    ids, read = [run for _, run in listed_runs(store, name)], partial(find_run, store)
+    ids = [run for _, run in listed_runs(store, name)]
     # The first alone: most callers stop there.
-    found = chain(map(read, ids[:1]), in_parallel(read, ids[1:]))
-    return (run for run in found if run is not None and run.name == name)
+    found = _read_runs(partial(find_run, store), ids[:1], ids[1:])
+    return (run for run in found if run.name == name)
+
+
+def _read_runs(
+    read: Callable[[str], Run | None], alone: list[str], others: list[str]
+) -> Iterator[Run]:
+    return filter(None, chain(map(read, alone), in_parallel(read, others)))
 
 
 def listed_runs(store: Store, name: str | None = None) -> list[tuple[str, str]]:
@@ -198,8 +204,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
     to `unread`.
     """
     ids = list(dict.fromkeys(run for _, run in listed_runs(store)))
-    found = in_parallel(partial(find_whole_run, store, unread=unread), ids[:count])
-    return [run for run in found if run is not None]
+    return list(_read_runs(partial(find_whole_run, store, unread=unread), [], ids[:count]))
 
 
 def start_hint(store: Store, profile: str | None = None) -> str:
