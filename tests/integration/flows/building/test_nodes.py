@@ -4,8 +4,9 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from flows.building.nodes import build_share
 from flows.building.retry import TransientStageError, is_retryable
 from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
+from infra.launch.link import LinkLost
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ConfigError, StageError
@@ -354,3 +356,36 @@ def test_a_store_in_the_home_of_one_is_refused(stage, toys):
     context = replace(context, placement=replace(context.placement, nodes=2))
     with pytest.raises(ConfigError, match="needs a store that all of them reach"):
         build(stage, context, {}, force=False)
+
+
+class Cut:
+    """A connection that ends after these messages."""
+
+    def __init__(self, *messages: Start) -> None:
+        self.left = [asdict(message) for message in messages]
+        self.said: list[str] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.said += [message["state"]] if message else []
+
+    def receive(self) -> dict[str, Any]:
+        if not self.left:
+            raise LinkLost("is gone")
+        return self.left.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("met", "said"), [(0, ["coming", "ended"]), (1, ["coming", "ready", "ended"])]
+)
+def test_a_node_whose_connection_ends_before_the_start_gives_the_attempt_up(
+    contexts, tmp_path, met, said
+):
+    start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
+    link: Any = Cut(*[start] * met)
+    job: Any = SimpleNamespace(checkpoints=tmp_path / "checkpoints", stage="train")
+    attempt = nodes._Attempt(contexts[1], SimpleNamespace(stage="train"), 1, link, 1)
+    assert attempt.run(lambda start: (job, None)) == bool(met)
+    assert link.said == said
