@@ -31,5 +31,5 @@ def test_ten_times_what_it_can_take(campaign: Campaign) -> None:
 def test_an_engine_that_answers_the_wrong_client_is_seen() -> None:
     leaky = "tests.support.nanochat_core.server.fake_engine:open_leaky"
     with serving_apart(max_waiting=16, maker=leaky) as server, ThreadPoolExecutor(8) as threads:
-        volley = fire_many(server.port, threads, range(800), set())
-    assert any("of another request came back" in what for what in volley.wrong)
+        _, wrong = fire_many(server.port, threads, range(800), set())
+    assert any("of another request came back" in what for what in wrong)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tests.support.reliability.sim_world import Process, World
 
@@ -16,13 +16,6 @@ class Broken(BaseException):
     """An invariant does not hold. Nothing in the product catches it."""
 
 
-class Runs(Protocol):
-    """What a process runs."""
-
-    def main(self) -> None:
-        """Run to the end."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class History:
     """What one seed came to."""
@@ -30,7 +23,6 @@ class History:
     seed: int
     broken: str | None  # what did not hold
     operations: int
-    seconds: float  # virtual
     met: Counter[str]  # what happened how often
     trace: list[str]
 
@@ -69,11 +61,11 @@ class Simulation:
     def __init__(self, rng: random.Random, world: World) -> None:
         self.rng = rng
         self.world = world
-        self.programs: dict[Process, Callable[[Process], Runs]] = {}  # of the dead ones too
+        self.programs: dict[Process, Callable[[Process], Any]] = {}  # of the dead ones too
         self.running: dict[Process, None] = {}  # in the order of their starts
         world.on_death = self.on_death
 
-    def begin(self, process: Process, program: Callable[[Process], Runs], *, after: float) -> None:
+    def begin(self, process: Process, program: Callable[[Process], Any], *, after: float) -> None:
         """Start a process after so many virtual seconds."""
         actor = program(process)
 
@@ -114,7 +106,6 @@ class Simulation:
             seed=seed,
             broken=broken,
             operations=world.operations,
-            seconds=world.now,
             met=world.met,
             trace=trace,
         )

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 ECHO_TOKENS = 40  # enough for the canary
 ROUTES = ("/chat/completions", "/v1/chat/completions", "/v1/completions")
@@ -106,17 +106,13 @@ def complaint(shot: Shot, received: bytes, canaries: set[str]) -> str | None:
     return None
 
 
-@dataclass(kw_only=True)
-class Volley:
-    """How many requests were sent and brought their canary, and what went wrong."""
+def fire_many(
+    port: int, threads: ThreadPoolExecutor, seeds: range, canaries: set[str]
+) -> tuple[int, list[str]]:
+    """Send the requests of these seeds; stop after `MAX_WRONG` wrong answers.
 
-    sent: int = 0
-    brought: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
-def fire_many(port: int, threads: ThreadPoolExecutor, seeds: range, canaries: set[str]) -> Volley:
-    """Send the requests of these seeds; stop after `MAX_WRONG` wrong answers."""
+    Return how many brought their canary, and what went wrong.
+    """
 
     def try_one(shot: Shot) -> tuple[bool, str | None]:
         try:
@@ -126,19 +122,17 @@ def fire_many(port: int, threads: ThreadPoolExecutor, seeds: range, canaries: se
         wrong = complaint(shot, received, canaries)
         return shot.brings and shot.canary in what_it_says(received), wrong
 
-    volley = Volley()
+    brought, wrong = 0, list[str]()
     for first in range(seeds.start, seeds.stop, BATCH):
         batch = range(first, min(first + BATCH, seeds.stop))
         shots = [make_shot(random.Random(seed)) for seed in batch]
         canaries |= {shot.canary for shot in shots}
-        for seed, (brought, wrong) in zip(batch, threads.map(try_one, shots), strict=True):
-            volley.sent += 1
-            volley.brought += brought
-            if wrong is not None:
-                volley.wrong.append(f"request {seed}: {wrong}")
-        if len(volley.wrong) >= MAX_WRONG:
+        for seed, (has_own, fault) in zip(batch, threads.map(try_one, shots), strict=True):
+            brought += has_own
+            wrong += [] if fault is None else [f"request {seed}: {fault}"]
+        if len(wrong) >= MAX_WRONG:
             break
-    return volley
+    return brought, wrong
 
 
 def what_it_says(received: bytes) -> str:
