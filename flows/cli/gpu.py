@@ -77,33 +77,19 @@ def forecast(gpu: GpuSpec) -> list[dict[str, Any]]:
         if run.numerics.precision not in PRECISIONS:
             continue  # fp32, and so small that launches take the time
         for precision in PRECISIONS:
-            pace = pretraining(run, gpu, precision)
-            if pace is None:
+            if (pace := pretraining(run, gpu, precision)) is None:
                 continue
-            hours = pace.gpu_seconds / 3600
-            dollars = None if gpu.dollars is None else hours * gpu.dollars
-            found.append(
-                {
-                    "profile": name,
-                    "precision": precision,
-                    "tokens_per_second": pace.tokens_per_second,
-                    "mfu": pace.mfu,
-                    "gpu_seconds": pace.gpu_seconds,
-                    "dollars": dollars,
-                    "training_bytes": {n: training_bytes(run, n) for n in (1, NODE)},
-                    "most_decoded_per_second": most_decoded(run, gpu),
-                }
-            )
+            row = {"profile": name, "precision": precision, **dataclasses.asdict(pace)}
+            row["dollars"] = gpu.dollars and pace.gpu_seconds / 3600 * gpu.dollars
+            row["training_bytes"] = {n: training_bytes(run, n) for n in (1, NODE)}
+            row["most_decoded_per_second"] = most_decoded(run, gpu)
+            found.append(row)
     return found
 
 
 def table(gpu: GpuSpec) -> list[str | Table]:
     """Return `forecast` for people, with what it assumes."""
-    each = (
-        "no price is known"
-        if gpu.dollars is None
-        else f"{money(gpu.dollars)} an hour ({PRICES_OF})"
-    )
+    price = f"{money(gpu.dollars)} an hour ({PRICES_OF})" if gpu.dollars else "no price is known"
     rows: list[tuple[str, ...]] = []
     for row in forecast(gpu):
         times = [
@@ -112,29 +98,16 @@ def table(gpu: GpuSpec) -> list[str | Table]:
             else f"needs {size(round(needed))}"
             for number, needed in row["training_bytes"].items()
         ]
+        speed = (count(row["tokens_per_second"]), f"{row['mfu']:.0%}")
         dollars = "" if row["dollars"] is None else money(row["dollars"])
-        rows.append(
-            (
-                row["profile"],
-                row["precision"],
-                count(row["tokens_per_second"]),
-                f"{row['mfu']:.0%}",
-                *times,
-                dollars,
-                f"{row['most_decoded_per_second']:,.0f}/s",
-            )
-        )
+        answers = f"{row['most_decoded_per_second']:,.0f}/s"
+        rows.append((row["profile"], row["precision"], *speed, *times, dollars, answers))
+    heads = ("tokens/s", "MFU", "one GPU", f"{NODE} GPUs", "cost", "answers")
     return [
         f"{gpu.name}: {gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16, {gpu.bandwidth / 1e12:.3g} TB/s, "
-        f"{size(round(gpu.memory))}, {each}",
+        f"{size(round(gpu.memory))}, {price}",
         "",
-        Table(
-            columns=(
-                *texts("profile", "in"),
-                *numbers("tokens/s", "MFU", "one GPU", f"{NODE} GPUs", "cost", "answers"),
-            ),
-            rows=rows,
-        ),
+        Table(columns=(*texts("profile", "in"), *numbers(*heads)), rows=rows),
         "",
         "Pretraining alone, by a roofline that was fitted to runs which nanochat published for",
         "H100s; none of it was measured with nanochat-flows. Communication, evaluation and starts",

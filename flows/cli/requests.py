@@ -51,13 +51,10 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     )
 
 
-def plan_request(
-    request: RunRequest, where: PlacementOptions, *, will_run: bool = False
-) -> Planned:
-    """Plan a request of the command line; print warnings. Raises what `plan_run` raises."""
-    planned = plan_run(
-        request, where.open_store(), where.home_path, log=print_warning, will_run=will_run
-    )
+def plan_request(request: RunRequest, where: PlacementOptions, **options: Any) -> Planned:
+    """Plan a request with options of `plan_run`; print warnings. Raises what `plan_run` raises."""
+    store, home = where.open_store(), where.home_path
+    planned = plan_run(request, store, home, log=print_warning, **options)
     where.warn_of(planned.placement)
     return planned
 

@@ -116,8 +116,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
 
 def _state(listed: Listed) -> str:
     """Return "gone", "damaged", "revoked: why", "accepted" or ""."""
-    # The details of a damaged record are in the warning above the table.
-    if listed.problem:
+    if listed.problem:  # of a damaged record the warning above the table has the details
         return listed.problem if listed.problem == GONE else "damaged"
     if listed.revoked is not None:
         return f"revoked: {listed.revoked.revocation.why}"

@@ -64,7 +64,7 @@ def accept(
     check_stage(stage)
     one_line(why)
     check_gpus(where.gpus)
-    planned = plan_request(request, where)
+    planned = plan_request(request, where, will_run=False)
     store = planned.store
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned.plan, stage, origin=named)

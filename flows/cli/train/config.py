@@ -55,11 +55,9 @@ def config(
 
 def _fits(profile: Mapping[str, Any]) -> str:
     """Return whether this machine can train a profile, in two or three words."""
-    if profile["fits"]:
-        return "fits"
     if profile["fits"] is None:
         return f"needs {size(round(profile['training_bytes']))}"
-    return "too large" if count_gpus() else "needs a GPU"
+    return "fits" if profile["fits"] else "too large" if count_gpus() else "needs a GPU"
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def plan(
         from flows.artifacts.names import check_stage  # most plans are of all stages
 
         check_stage(stage)
-    found = plan_request(request, options)
+    found = plan_request(request, options, will_run=False)
     planned, name, profile = found.plan, found.name, found.request.profile
     print_unread(planned.unread)
     item = None if stage is None else planned.of(stage)

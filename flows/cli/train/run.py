@@ -66,7 +66,7 @@ def run(
     home = options.home_path
     # Before anything is started: it refuses wrong stages and stores that cannot be reached, and the
     # command ends here if there is nothing to do.
-    planned = plan_request(request, options, will_run=True)
+    planned = plan_request(request, options)
     plan, store, name = planned.plan, planned.store, planned.name
     end_dead_runs(store, home)
     place = StoreOptions(home=options.home, store=options.store).argv

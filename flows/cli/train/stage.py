@@ -33,14 +33,14 @@ from flows.cli.options import (
     check_gpus,
     parameter_of,
 )
-from flows.cli.output import print_error, print_warning
-from flows.cli.requests import read_request
+from flows.cli.output import print_error
+from flows.cli.requests import plan_request, read_request
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
 from flows.leases import run_lock
 from flows.plan.pinned import stages_before
 from flows.plan.plan import Plan
-from flows.plan.planned import open_settings, plan_run
+from flows.plan.planned import open_settings
 from flows.plan.upstream import Pins, moving_names, recorded_pins
 from flows.run_request import RUN_NAME, STRICT, RunRequest
 from flows.stages import Stage, stage_named
@@ -119,10 +119,7 @@ def stage(
     known = _known_pins(store, built_stage, request)
     if earlier is not None:
         known |= earlier.upstream
-    planned = plan_run(
-        request, store, where.home_path, log=print_warning, known=known, only=built_stage
-    )
-    where.warn_of(planned.placement)
+    planned = plan_request(request, where, known=known, only=built_stage)
     plan = planned.plan
 
     def command_for(name: str) -> str:

@@ -99,13 +99,12 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
 def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
     """Return the lines that say what was sent, adopted, moved and replaced."""
     ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
-    lines: list[str] = []
-    for theirs in pushed.adopted:
-        same = theirs.digest == ours[theirs.stage, theirs.fingerprint].digest
-        lines.append(
-            f"{theirs.name} is in {to} already, made by run {theirs.provenance.run}, with "
-            f"{'the same' if same else 'other'} contents: that one stays"
-        )
+    is_same = {m.name: m.digest == ours[m.stage, m.fingerprint].digest for m in pushed.adopted}
+    lines = [
+        f"{theirs.name} is in {to} already, made by run {theirs.provenance.run}, with "
+        f"{'the same' if is_same[theirs.name] else 'other'} contents: that one stays"
+        for theirs in pushed.adopted
+    ]
     lines += [
         f"tag {name} of {to} is moved: {before} -> {chosen.tags[name]}"
         for name, before in pushed.moved.items()

@@ -228,7 +228,7 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
         return server.api_url
 
     monkeypatch.delenv("PREFECT_API_URL")
-    monkeypatch.setattr("flows.orchestration.local_run.connect", connect)
+    monkeypatch.setattr("flows.cli.artifacts.evals.connect", connect)
     home = tmp_path / "other home"
     place = ("--home", str(home), "--store", store.url)
     lines = prefect_terminal.said("evals", "--schedule", "main", *place)
