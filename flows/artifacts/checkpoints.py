@@ -111,9 +111,10 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
     """
     # The job passed over later steps when it began. They stay, and do not count, or they would push
     # out the steps that it can resume from.
-    steps = dict.fromkeys(step for step, _ in committed(store, _root(job)) if step <= sent)
-    kept = list(steps)[:KEEP]
-    for step in _steps(store, job):
+    root = _root(job)
+    kept = list(dict.fromkeys(step for step, _ in committed(store, root) if step <= sent))[:KEEP]
+    keys = [entry.key.removeprefix(f"{root}/") for entry in store.list(f"{root}/step-")]
+    for step in dict.fromkeys(int(found[1]) for found in map(PLACE.match, keys) if found):
         if step < sent and step not in kept:
             _remove(store, place_of(job, step))
 
@@ -287,13 +288,6 @@ def _digest(commit: Mapping[str, Any]) -> str:
     """Return a digest of the step and the files that a commit names."""
     text = json.dumps([commit["step"], commit["files"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _steps(store: Store, job: Job) -> list[int]:
-    """Return every step of which the store has any object, committed or not."""
-    root = f"{_root(job)}/"
-    keys = [entry.key.removeprefix(root) for entry in store.list(f"{root}step-")]
-    return list(dict.fromkeys(int(found[1]) for found in map(PLACE.match, keys) if found))
 
 
 def _open(store: Store, place: str) -> StoredCheckpoint | ArtifactError:

@@ -46,7 +46,8 @@ def choose_files(
     chosen = tuple(f for f in files if tuple(f.path.split("/"))[: len(parts)] == parts)
     if chosen:
         return chosen
-    names = list(dict.fromkeys(_top(file.path) for file in files))
+    # The first part of each path; a folder ends in '/'.
+    names = list(dict.fromkeys("".join(file.path.partition("/")[:2]) for file in files))
     raise ArtifactError(
         f"there is no '{path}' in {manifest.name}",
         hint=f"in it: {listed(names, _SHOWN)}",
@@ -147,9 +148,3 @@ def _scratch_of(target: Path) -> Generator[Path]:
         shutil.rmtree(scratch)  # not in `finally`: after an error it is resumed
     finally:
         os.close(descriptor)
-
-
-def _top(path: str) -> str:
-    """Return the first part of a path; a folder ends in '/'."""
-    first, slash, _ = path.partition("/")
-    return first + slash

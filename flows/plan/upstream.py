@@ -103,7 +103,9 @@ def pin(
         if name in pins:
             continue
         answer = answers.get(name)
-        if not plan or answer is None or not _is_recent(answer):
+        # Not in the future either: the clock may have been set back since.
+        recent = answer is not None and timestamp(time.time() - RECENT) < answer.when <= _now()
+        if not (plan and recent):
             answer = _resolve(name, answer, log, plan=plan)
         if answer is not None:
             answers[name], pins[name] = answer, answer.value
@@ -168,11 +170,6 @@ def _name(repository: str, revision: str) -> str | None:
 
 def _now() -> str:
     return timestamp(time.time())
-
-
-def _is_recent(answer: Resolved) -> bool:
-    # Not in the future either: the clock may have been set back since.
-    return timestamp(time.time() - RECENT) < answer.when <= _now()
 
 
 # The Hub.
