@@ -7,7 +7,7 @@ import pytest
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.roofline import most_decoded, named_gpu, pretraining, training_bytes
-from nanochat_core.runtime.hardware.gpu_specs import GPUS, find_gpu_spec
+from nanochat_core.runtime.hardware.gpu_specs import GPUS, find_gpu_spec, peak_flops
 from nanochat_core.scaling import flops_per_token, run_for_depth
 
 H100 = named_gpu("h100")
@@ -124,6 +124,7 @@ NOT_KNOWN = [
 def test_a_gpu_is_known_by_its_exact_name(name, found):
     spec = find_gpu_spec(name)
     assert (spec and spec.name) == found
+    assert peak_flops(name) == (spec and spec.bf16)
 
 
 def test_every_row_of_the_table_is_found_by_its_own_name():

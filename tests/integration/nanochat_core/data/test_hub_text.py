@@ -62,22 +62,18 @@ def of(*kinds):
         (REPOSITORY, ("first", "second", "test")),
         (f"{REPOSITORY}/data/train-*", ("first", "second")),
         (f"{REPOSITORY}/*.parquet", ("first", "second", "test")),
+        (f"{REPOSITORY}/.cache/data/train-*", ("first", "second")),
         *((f"datasets/{REPOSITORY}/{name}", ("line",)) for name in ("more", "more/", "*/l*.jsonl")),
     ],
 )
-def test_a_path_chooses_files(hub, job, path, kinds):
-    hub.add(REPOSITORY, FILES)
+def test_a_path_chooses_files_and_hidden_ones_where_named(hub, job, path, kinds):
+    hub.add(REPOSITORY, FILES | {f".cache/{name}": data for name, data in FILES.items()})
     assert made(job(path)) == of(*kinds)
 
 
 def test_without_files_of_the_first_kind_those_of_the_next_are_read(hub, job):
     hub.add(REPOSITORY, {name: data for name, data in FILES.items() if "parquet" not in name})
     assert made(job()) == of("line")
-
-
-def test_a_hidden_folder_that_is_named_is_read(hub, job):
-    hub.add(REPOSITORY, {f".cache/{name}": data for name, data in FILES.items()})
-    assert made(job(f"{REPOSITORY}/.cache/data/train-*")) == of("first", "second")
 
 
 def test_a_commit_gives_its_own_text_whatever_the_branch_has_since(hub, job):

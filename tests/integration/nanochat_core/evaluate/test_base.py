@@ -9,7 +9,7 @@ import torch
 
 from flows.render.paired import Score, delta_of, pair
 from nanochat_core.data.row_files import Rows, write_index
-from nanochat_core.errors import DataError, ModelError
+from nanochat_core.errors import DataError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.model.checkpoint import save_model
@@ -122,13 +122,6 @@ def test_rows_of_another_length_than_the_models_are_reported(make, rows_dir, tmp
     assert not any("sequence_len" in e.get("text", "") for e in read_events(job.events))
     with pytest.raises(DataError, match="sequence_len 257, the model reads 256"):
         base.run(make("long", inputs={"rows": _rows_of(257, rows_dir, tmp_path / "long_rows")}))
-
-
-def test_what_is_no_model_or_no_rows_is_named(make, tmp_path):
-    with pytest.raises(ModelError, match="is not a model"):
-        base.run(make("a", inputs={"pretrain": tmp_path}))
-    with pytest.raises(DataError, match="holds no rows"):
-        base.run(make("b", inputs={"rows": tmp_path}))
 
 
 def test_two_models_on_the_same_rows_are_paired(make, model, tokenizer, tmp_path):

@@ -37,19 +37,29 @@ def by_block(request):
     return request.param
 
 
-def test_passes_of_one_shape_are_compiled_once(monkeypatch, by_block):
-    # Tracing alone shows it: generating code would take most of the time.
+@pytest.fixture
+def counters(monkeypatch):
+    """Dynamo's, of passes that are traced alone: generating code would take most of the time."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+
+
+def make_gpt(config=CONFIG, precision="fp32"):
+    model = GPT(config, numerics(precision))
+    model.init_weights(1)
+    return model
+
+
+def test_passes_of_one_shape_are_compiled_once(counters, by_block):
     # Four blocks of two kinds, by window and value embeddings.
     config = replace(CONFIG, depth=4, windows=(8, 32, 8, 32))
-    model = GPT(config, numerics("fp32"))
-    model.init_weights(1)
+    model = make_gpt(config)
     model.compile_passes(by_block=by_block)
     graphs = 4 if by_block else 1  # two kinds, the beginning and the end
     tokens = torch.randint(CONFIG.vocab_size, (2, 17))
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
     for _ in range(3):
         with torch.no_grad():
             model.summed_loss(tokens[:, :-1], tokens[:, 1:])
@@ -58,7 +68,6 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch, by_block):
         model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
     assert counters["stats"]["unique_graphs"] == 2 * graphs
     assert not counters["graph_break"]
-    torch._dynamo.reset()
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch imports for its compiler has some
@@ -67,8 +76,7 @@ def test_only_autotune_has_products_timed_and_in_bf16_also_fused_ones(monkeypatc
     asked = []
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda pass_, **how: asked.append(how) or pass_)
-    model = GPT(CONFIG, numerics(precision))
-    model.init_weights(1)
+    model = make_gpt(precision=precision)
     model.compile_passes()
     model.compile_passes(autotune=True)
     plain, timed = (how["options"] for how in asked)
@@ -82,11 +90,9 @@ def test_only_autotune_has_products_timed_and_in_bf16_also_fused_ones(monkeypatc
 # Two of four pairs: each evaluation once, and each way to compile.
 @pytest.mark.parametrize(("by_block", "of_chat"), [(False, False), (True, True)])
 def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
-    monkeypatch, by_block, of_chat
+    counters, by_block, of_chat
 ):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    model = GPT(CONFIG, numerics("fp32"))
-    model.init_weights(1)
+    model = make_gpt()
     with torch.no_grad():
         model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(1))
     taken = np.random.default_rng(1).integers(256, size=(21, 17), dtype=np.int64)
@@ -103,29 +109,20 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
 
     expected = losses()
     model.compile_passes(by_block=by_block)
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
     assert losses() == pytest.approx(expected, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == (4 if by_block else 1)
-    torch._dynamo.reset()
 
 
-def test_nor_is_that_of_a_step(monkeypatch, by_block):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+def test_nor_is_that_of_a_step(counters, by_block):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(CONFIG.vocab_size, (5, 17), generator=generator)
     mask = torch.randint(2, (5, 17), generator=generator)
     found = []
     for is_compiled in (False, True):
-        model = GPT(CONFIG, numerics("fp32"))
-        model.init_weights(1)
+        model = make_gpt()
         optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp32", world=ALONE)
         if is_compiled:
             model.compile_passes(by_block=by_block)
-        torch._dynamo.reset()
-        counters = torch._dynamo.utils.counters
-        counters.clear()
         add_gradients(model, optimizer, tokens, mask, device_batch_size=2)
         graphs = 4 if by_block else 1
         assert counters["stats"]["unique_graphs"] == (graphs if is_compiled else 0)
@@ -133,20 +130,14 @@ def test_nor_is_that_of_a_step(monkeypatch, by_block):
     assert found[0].keys() == dict(model.named_parameters()).keys()
     for name, expected in found[0].items():
         torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)
-    torch._dynamo.reset()
 
 
-def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(monkeypatch, by_block):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(counters, by_block):
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     pack = PackedTree([Tree(trunk=[1, 2, 3], branches=((4,), (5, 6)), rows=[2, 5])], CPU)
-    model = GPT(replace(CONFIG, vocab_size=tokenizer.vocab_size), numerics("fp32"))
-    model.init_weights(1)
+    model = make_gpt(replace(CONFIG, vocab_size=tokenizer.vocab_size))
     plain = fixed_text_loss(model, tokenizer)
     model.compile_passes(by_block=by_block)
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
     assert fixed_text_loss(model, tokenizer) == plain > 0
     assert pack.read(model).shape == (2, CONFIG.width)
     assert not counters["stats"]
@@ -154,4 +145,3 @@ def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(monkeypatch, by_bl
     model.summed_loss(tokens[:, :-1], tokens[:, 1:])
     graphs = 4 if by_block else 1
     assert counters["stats"]["unique_graphs"] == graphs  # passes after it are compiled
-    torch._dynamo.reset()

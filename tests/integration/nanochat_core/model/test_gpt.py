@@ -8,7 +8,7 @@ import torch
 
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
-from tests.support.nanochat_core.random_gpt import shape_of
+from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
 pytestmark = pytest.mark.torch
 
@@ -18,13 +18,7 @@ FP32 = numerics("fp32")
 
 def noisy_model(config=CONFIG, constants=FP32):
     """Every parameter random, so that nothing hides behind a zero projection."""
-    model = GPT(config, constants)
-    model.init_weights(1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.15 * torch.randn(parameter.shape, generator=generator)
-    return model
+    return randomise(GPT(config, constants), seed=2, std=0.15)
 
 
 def tokens_of(rows, length, seed=3):

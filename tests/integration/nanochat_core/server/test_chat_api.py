@@ -38,12 +38,6 @@ def test_the_stream_is_one_that_nothing_holds_back(live):
     assert headers["x-accel-buffering"] == "no"
 
 
-def test_an_answer_that_is_cut_says_so(live):
-    *_, usage, _ = live.ask("long", max_tokens=9)
-    assert usage["usage"]["finish_reason"] == "length"
-    assert usage["usage"]["completion_tokens"] == 9
-
-
 def test_calls_and_results_are_events_of_their_own(live):
     events = live.ask("call")
     assert text_of(events) == "it is 36"

@@ -126,18 +126,6 @@ def test_it_answers_as_the_engine_does(model_dir, url):
     assert text_of(events) == tokenizer.decode(ids[len(prompt) :])
 
 
-def test_the_same_seed_gives_the_same_answer_in_any_company(url):
-    ask = body("hello", max_tokens=24, seed=7)
-    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        alone = text_of(events_of(http.post("/chat/completions", json=ask).text))
-        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=500)) as company:
-            lines = company.iter_lines()
-            next(lines)
-            beside = text_of(events_of(http.post("/chat/completions", json=ask).text))
-    assert alone
-    assert alone == beside
-
-
 def test_a_signal_lets_answers_under_way_finish(model_dir):
     with (
         started(model_dir, maker=FAKE) as (server, url),

@@ -178,13 +178,6 @@ def test_damage_that_another_rank_found_counts_for_all(tmp_path):
     assert "another rank" in log[0]
 
 
-def test_the_newest_stay(tmp_path):
-    for step in range(1, 6):
-        save(tmp_path, step, {"a": torch.ones(1)})
-        prune(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-0000004", "step-0000005"]
-
-
 def test_what_the_disk_gives_back_otherwise_is_not_committed(tmp_path, monkeypatch):
     write = checkpoint_module._write_safetensors
 

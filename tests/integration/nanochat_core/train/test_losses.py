@@ -10,7 +10,6 @@ import torch
 
 from nanochat_core.errors import StageError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.hardware.gpu_specs import peak_flops
 from nanochat_core.runtime.progress import Progress, last_by_step, read_events
 from nanochat_core.train.loop import metrics as losses_module
 from nanochat_core.train.loop import open_loop
@@ -98,11 +97,6 @@ def test_read_late_every_step_is_reported_once_and_in_order(loop, tmp_path):
     events = [e for e in read_events(tmp_path / "events.jsonl") if e["kind"] == "step"]
     assert seen == [[], [1], [1, 2, 3], [1, 2, 3]]
     assert [(e["step"], e["values"]["loss"]) for e in events] == [(i, i) for i in range(1, 5)]
-
-
-def test_the_peak_of_a_gpu_is_that_of_bf16_by_its_name():
-    assert peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert peak_flops("cpu") is None
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -1,7 +1,7 @@
 """nanochat's recipe once more, straight from its formulas: float64, nothing fast, nothing shared.
 
 What is trained by it is the judge of what `nanochat_core` trains, so nothing is imported from
-there. Every constant of the recipe is a field of `Recipe`, so that a test can put a wrong one.
+there. Every constant of the recipe is a field of `Recipe`: other eras have others.
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 """

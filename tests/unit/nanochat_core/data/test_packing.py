@@ -1,5 +1,3 @@
-import random
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,16 +48,6 @@ def test_the_nanochat_policy_is_the_rule_written_out(lengths, row_len, buffer_do
     rows = pack(arriving, row_len=row_len, policy="nanochat", buffer_documents=buffer_documents)
     found = [[(s.document, s.length) for s in row] for row in rows]
     assert found == nanochat_rows(arriving, row_len=row_len, buffer_documents=buffer_documents)
-
-
-def test_the_nanochat_policy_at_its_own_size_over_ten_thousand_rows():
-    rng = random.Random(5)
-    lengths = [max(1, int(rng.lognormvariate(5.8, 1.2))) for _ in range(45_000)]
-    arriving = split(lengths, 128)
-    rows = pack(arriving, row_len=2049, policy="nanochat", buffer_documents=1000)
-    found = [[(s.document, s.length) for s in row] for row in rows]
-    assert found == nanochat_rows(arriving, row_len=2049, buffer_documents=1000)
-    assert len(found) > 10_000
 
 
 @settings(deadline=None)
