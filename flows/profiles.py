@@ -116,7 +116,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             task_data=TaskDataConfig(
                 datasets=(
-                    scaling.dataset("conversation", num_train=21000, num_test=200),
+                    scaling.dataset("conversation", num_train=27000, num_test=200),
                     scaling.dataset("identity", num_train=500, num_test=20),
                     scaling.dataset("spelling", grade=3, num_train=100, num_test=200),
                     scaling.dataset("arithmetic", num_train=1000, num_test=200),
@@ -142,7 +142,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             midtrain=ChatTrainConfig(
                 mixture=(
-                    MixtureEntry(task="conversation", num_examples=7400, epochs=1),
+                    MixtureEntry(task="conversation", num_examples=5600, epochs=1),
                     MixtureEntry(task="arithmetic", num_examples=100, epochs=1),
                 ),
                 num_epochs=1,
@@ -153,12 +153,12 @@ def tiny(depth: int = 3) -> Profile:
             ),
             sft=ChatTrainConfig(
                 mixture=(
-                    MixtureEntry(task="conversation", skip=7400, num_examples=13600, epochs=1),
+                    MixtureEntry(task="conversation", skip=5600, num_examples=21400, epochs=1),
                     MixtureEntry(task="arithmetic", skip=100, num_examples=50, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=4 * sequence_len,
-                lr_fraction=0.6,
+                lr_fraction=0.7,
                 schedule=scaling.chat_schedule(warmdown_fraction=1.0),
                 eval_examples=64,
             ),

@@ -25,7 +25,7 @@ from nanochat_core.runtime.hardware.compile import compiled
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-CPU_BLOCK = 128  # queries
+CPU_BLOCK = 64  # queries
 _FROM_AMPERE = (8, 9, 10, 11, 12)  # major compute capabilities
 MISSING = "its package is missing"
 TOLERANCE = 0.03  # relative to the largest value; bf16 rounds each value by up to 0.004 of it
@@ -107,13 +107,13 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     if q.device.type != "cpu":
         return mixed(q, k, v, band(length, length, window, q.device)).transpose(1, 2)
     # With a mask alone the CPU would still multiply the hidden keys: give each block of queries
-    # only the keys that it can see.
+    # only the keys that it can see. A split's gradient is one copy, a slice's as long as q.
     blocks: list[Tensor] = []
-    for first in range(0, length, CPU_BLOCK):
-        last = min(first + CPU_BLOCK, length)
+    for first, block in zip(range(0, length, CPU_BLOCK), q.split(CPU_BLOCK, dim=2), strict=True):
+        last = first + block.size(2)
         keys = slice(max(0, first - window), last)
         mask = band(last - first, keys.stop - keys.start, window, q.device)
-        blocks.append(mixed(q[:, :, first:last], k[:, :, keys], v[:, :, keys], mask))
+        blocks.append(mixed(block, k[:, :, keys], v[:, :, keys], mask))
     return torch.cat(blocks, dim=2).transpose(1, 2)
 
 

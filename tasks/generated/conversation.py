@@ -15,6 +15,7 @@ model answers every turn with its own earlier answers in view; the grader sees o
 
 import functools
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,14 @@ from tasks.base import (
     one_turn,
 )
 from tasks.generated import people, spelling, sums
-from tasks.generated.writing import OPENINGS, REMARKING, pick, written
+from tasks.generated.writing import ASKING, OPENINGS, REMARKING, pick, written
 from tasks.kinds.sources import GeneratedTask, Grader
 
 NAME = "conversation"
 
 # kind -> weight in training; a word has more to learn than a greeting
 WEIGHTS = {
-    **{"identity": 12, "small talk": 14, "unknown": 8},
+    **{"identity": 12, "small talk": 16, "unknown": 7},
     **{"spell": 10, "count": 6, "length": 3, "sum": 8, "truth": 3, "limit": 3},
 }
 MAX_TURNS = 5
@@ -45,9 +46,13 @@ TEST_PERCENT = 10  # of the writings of talk.toml, and of what `unknown` is abou
 INVENTED_PERCENT = 50  # of the words in training: the head of one word and the tail of another
 DONT_KNOW, CANNOT = "I do not know.", "I cannot do that."
 _NAMED_PERCENT, _JOINED_PERCENT = 20, 20  # of the greetings, thanks and farewells
-# Percent of the questions in training, in addition to those that `written` gives capitals: there
-# each letter is another token, and a third of the wrong answers were to the 5 % of such questions.
-_CAPITALS_PERCENT = 8
+# Percent of the questions in training, in addition to those that `written` makes so: in capitals,
+# where each letter is another token, and with "u" for "you". Few such questions, of which people
+# ask few, are as many of the wrong answers as all the others.
+_CAPITALS_PERCENT, _U_PERCENT = 14, 5
+# Percent of the words in training: one that questions are made of, which is not always the text
+# around the word that is asked ("spell the word please").
+_OF_QUESTIONS_PERCENT = 6
 
 
 def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
@@ -109,17 +114,20 @@ def _turn(kind: str, split: str, grade: int, rng: random.Random) -> Conversation
         if split == "test":
             return turn
         question = turn["messages"][0]
+        text = plain = question["content"]
+        if rng.randrange(100) < _U_PERCENT:
+            text = text.replace(" you ", " u ").replace(" you?", " u?")
         if rng.randrange(100) < _CAPITALS_PERCENT:
-            question["content"] = question["content"].upper()
-            if _is_test(question["content"]):  # another writing, which may be held out
-                continue
-        if question["content"] not in people.texts():
+            text = text.upper()
+        # Another writing may be held out.
+        if (text == plain or not _is_test(text)) and text not in people.texts():
+            question["content"] = text
             return turn
 
 
 def _any_turn(kind: str, split: str, grade: int, rng: random.Random) -> Conversation:
     if kind in _OF_WORDS:
-        return _OF_WORDS[kind](_word(split, grade, rng), rng)
+        return _OF_WORDS[kind](_word(split, grade, rng), split, rng)
     if kind in _OF_NUMBERS:
         return _OF_NUMBERS[kind](split, rng, small=split == "test" and grade < LAST_GRADE)
     return _unknown(split, rng) if kind == "unknown" else _talk(kind, split, rng)
@@ -128,6 +136,8 @@ def _any_turn(kind: str, split: str, grade: int, rng: random.Random) -> Conversa
 def _word(split: str, grade: int, rng: random.Random) -> str:
     longest, _ = spelling.GRADES[grade if split == "test" else LAST_GRADE]
     words = spelling.words_of(split, longest=longest)
+    if split == "train" and rng.randrange(100) < _OF_QUESTIONS_PERCENT:
+        return rng.choice(_words_of_questions())
     if split == "test" or rng.randrange(100) >= INVENTED_PERCENT:
         return min(rng.choice(words), rng.choice(words), key=len)  # people ask for short words
     # Invented words show every piece of a word next to every other one: what a token is spelled
@@ -139,10 +149,20 @@ def _word(split: str, grade: int, rng: random.Random) -> str:
             return word
 
 
+@functools.cache
+def _words_of_questions() -> tuple[str, ...]:
+    """Return the words of training that questions about words are made of, sorted."""
+    templates = (*spelling.SPELL_REQUESTS, *spelling.SPELL_QUESTIONS, *spelling.COUNT_REQUESTS)
+    templates += (*spelling.COUNT_QUESTIONS, *spelling.LENGTH_REQUESTS, *spelling.LENGTH_QUESTIONS)
+    found = set(re.findall(r"[a-z]+", " ".join((*templates, *ASKING, *OPENINGS))))
+    longest, _ = spelling.GRADES[LAST_GRADE]
+    return tuple(w for w in spelling.words_of("train", longest=longest) if w in found)
+
+
 def _talk(kind: str, split: str, rng: random.Random) -> Conversation:
     talks = _talks(kind)
     [talk] = rng.choices(talks, [len(talk["questions"]) for talk in talks])
-    phrase = _filled(pick(talk["questions"], rng), split, rng)
+    phrase = _filled(pick(talk["questions"], split, rng), split, rng)
     openings = OPENINGS if kind == "identity" else REMARKING
     # Other writings of the same phrase, so that each phrase is as frequent in both splits.
     while True:
@@ -155,7 +175,7 @@ def _talk(kind: str, split: str, rng: random.Random) -> Conversation:
 def _named(phrase: str, talk: dict[str, Any], split: str, rng: random.Random) -> str:
     """Return the phrase, perhaps with a second one or a name, as greetings have them."""
     if "named" in talk and rng.randrange(100) < _JOINED_PERCENT:
-        other = _filled(pick(talk["questions"], rng), split, rng)
+        other = _filled(pick(talk["questions"], split, rng), split, rng)
         phrase = phrase.rstrip("!.?") + rng.choice((", ", " ", "! ", ". ")) + other
     if "named" in talk and rng.randrange(100) < _NAMED_PERCENT:
         end = phrase[-1] if phrase[-1] in "!.?" else ""
@@ -174,7 +194,7 @@ def _unknown(split: str, rng: random.Random) -> Conversation:
     fillers = _file()["fillers"]
     while True:
         kind = rng.choice(("questions", "questions", "requests"))
-        template = pick(_file()["unknown"][kind], rng)
+        template = pick(_file()["unknown"][kind], split, rng)
         about = {name: rng.choice(values) for name, values in fillers.items()}
         text = _filled(template, split, rng).format(**about)
         question = written(text, rng)

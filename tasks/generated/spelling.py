@@ -160,38 +160,42 @@ def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation
     while True:
         word = rng.choice(words)
         if rng.random() >= count_share:
-            yield spell(word, rng)
+            yield spell(word, split, rng)
         else:
-            yield length(word, rng) if rng.randrange(3) == 0 else count(word, rng)
+            yield length(word, split, rng) if rng.randrange(3) == 0 else count(word, split, rng)
 
 
-def spell(word: str, rng: random.Random) -> Conversation:
+def spell(word: str, split: str, rng: random.Random) -> Conversation:
     """Return a request to spell the word, and its answer."""
-    question = _phrase(SPELL_REQUESTS, SPELL_QUESTIONS, rng, word=word)
+    question = _phrase(SPELL_REQUESTS, SPELL_QUESTIONS, split, rng, word=word)
     return one_turn(question, f"{word}: {','.join(word)}", kind="spell", word=word)
 
 
-def count(word: str, rng: random.Random) -> Conversation:
+def count(word: str, split: str, rng: random.Random) -> Conversation:
     """Return a request to count a letter of the word, and its answer."""
     absent = rng.randrange(100) < ABSENT_PERCENT
     letter = rng.choice([c for c in ALPHABET if c not in word] if absent else word)
     number = str(word.count(letter))
-    question = _phrase(COUNT_REQUESTS, COUNT_QUESTIONS, rng, word=word, letter=letter)
+    question = _phrase(COUNT_REQUESTS, COUNT_QUESTIONS, split, rng, word=word, letter=letter)
     answer = parts_of(f'<<"{word}".count("{letter}")={number}>>#### {number}')
     return one_turn(question, answer, kind="count", word=word, letter=letter, answer=number)
 
 
-def length(word: str, rng: random.Random) -> Conversation:
+def length(word: str, split: str, rng: random.Random) -> Conversation:
     """Return a request to count all letters of the word, and its answer."""
     number = str(len(word))
-    question = _phrase(LENGTH_REQUESTS, LENGTH_QUESTIONS, rng, word=word)
+    question = _phrase(LENGTH_REQUESTS, LENGTH_QUESTIONS, split, rng, word=word)
     # Python finds "" before and after each letter, once more than there are letters.
     answer = parts_of(f'<<"{word}".count("")-1={number}>>#### {number}')
     return one_turn(question, answer, kind="length", word=word, answer=number)
 
 
 def _phrase(
-    requests: tuple[str, ...], questions: tuple[str, ...], rng: random.Random, **values: str
+    requests: tuple[str, ...],
+    questions: tuple[str, ...],
+    split: str,
+    rng: random.Random,
+    **values: str,
 ) -> str:
     """Return a request or a question, as people write it."""
     quotes = rng.choice(QUOTES)
@@ -203,10 +207,10 @@ def _phrase(
     shown = rng.choice((*[word] * 10, word.capitalize(), word.upper()))
     values["word"] = quotes.format(shown)
     if rng.randrange(2):
-        return written(pick(questions, rng).format(**values), rng)
-    request = pick(requests, rng).format(**values)
+        return written(pick(questions, split, rng).format(**values), rng)
+    request = pick(requests, split, rng).format(**values)
     if rng.randrange(2):
-        request = pick(ASKING, rng) + request.rstrip(".") + rng.choice(("?", "?", "", "."))
+        request = pick(ASKING, split, rng) + request.rstrip(".") + rng.choice(("?", "?", "", "."))
     return written(request, rng)
 
 

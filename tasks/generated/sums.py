@@ -21,6 +21,7 @@ SIGN_WORDS = {
     "-": ("minus", "minus", "minus", "take away"),
     "*": ("times", "times", "times", "multiplied by"),
 }
+_DRAWN = {"train": "++--**", "test": "++--*"}  # words for products have more to learn
 SIGNS = {"+": ("+",), "-": ("-",), "*": ("*", "x", "*")}
 ASKED = (
     *("what is {sum}?", "how much is {sum}?", "what does {sum} make?", "{sum}?", "{sum} ="),
@@ -98,15 +99,15 @@ def sum_turn(split: str, rng: random.Random, *, small: bool = False) -> Conversa
     kind = rng.randrange(10)
     values = dict(zip("abc", map(str, numbers), strict=False))
     if kind < 2 and len(numbers) == 2:
-        question = pick(IN_WORDS[signs[0]], rng).format(**values)
+        question = pick(IN_WORDS[signs[0]], split, rng).format(**values)
     elif kind < 5 and signs == "++":
         question = rng.choice(ADD_THREE).format(**values)
     elif kind < 7:
-        question = pick(ASKED, rng).format(sum=_joined(signs, numbers, rng))
+        question = pick(ASKED, split, rng).format(sum=_joined(signs, numbers, rng))
     else:
-        question = pick(REQUESTS, rng).format(sum=_joined(signs, numbers, rng))
+        question = pick(REQUESTS, split, rng).format(sum=_joined(signs, numbers, rng))
         if rng.randrange(2):
-            question = pick(ASKING, rng) + question.rstrip(".") + rng.choice(("?", "", "."))
+            question = pick(ASKING, split, rng) + question.rstrip(".") + rng.choice(("?", "", "."))
     answer = parts_of(f"<<{call}={result}>>#### {result}")
     return one_turn(written(question, rng), answer, kind="sum", answer=str(result))
 
@@ -124,7 +125,7 @@ def truth_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
             claim = rng.choice(
                 (result + rng.choice((-10, -2, -1, 1, 2, 10)), rng.randint(1, 2 * result + 9))
             )
-    question = pick(CLAIMS, rng).format(sum=_joined(signs, numbers, rng), c=claim)
+    question = pick(CLAIMS, split, rng).format(sum=_joined(signs, numbers, rng), c=claim)
     answer = parts_of(f"<<{call}-{claim}={result - claim}>>{TRUE if claim == result else FALSE}")
     return one_turn(written(question, rng), answer, kind="truth", answer=str(claim == result))
 
@@ -139,7 +140,7 @@ def limit_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
     while True:
         if rng.randrange(2):
             a, b = rng.randint(2, LARGEST), rng.randint(2, 99)
-            template = pick(BEYOND, rng)
+            template = pick(BEYOND, split, rng)
             question = template.format(a=a, b=b)
             numbers = (a, b) if "{b}" in template else (a,)
         else:
@@ -148,7 +149,7 @@ def limit_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
                 a, b = b, a
             sign = rng.choice("+-*")
             texts = [f"{n:,}" if rng.randrange(4) == 0 else str(n) for n in (a, b)]
-            template = pick(rng.choice((ASKED, ASKED, REQUESTS)), rng)
+            template = pick(rng.choice((ASKED, ASKED, REQUESTS)), split, rng)
             question = template.format(sum=_joined(sign, texts, rng))
             numbers = (a, b)
         if arithmetic.split_of(numbers) == split:
@@ -193,7 +194,7 @@ def _draw(split: str, rng: random.Random, small: bool) -> tuple[str, tuple[int, 
     while True:
         largest = rng.choice((12, 20, 50, 99, 99) if small else (12, 20, 50, 99, 99, LARGEST))
         signs = "".join(
-            rng.choice("++--*") for _ in range(1 if small else rng.choice((1, 1, 1, 1, 2)))
+            rng.choice(_DRAWN[split]) for _ in range(1 if small else rng.choice((1, 1, 1, 1, 2)))
         )
         factor = 12 if small else rng.choice((12, 12, 12, 99))
         numbers = tuple(

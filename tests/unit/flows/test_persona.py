@@ -34,7 +34,7 @@ def test_a_run_on_conversations_keeps_their_number_and_which_stage_has_which() -
     run = open_profile("tiny", snapshots=False).run
     found = with_persona(run, JUNIPER, "juniper.jsonl")
     shares = [(c.mixture[0].skip, c.mixture[0].num_examples) for c in (found.midtrain, found.sft)]
-    assert shares == [(0, 7400), (7400, 13600)]
+    assert shares == [(0, 5600), (5600, 21400)]
 
 
 def test_a_stage_without_such_a_task_gets_the_whole_file() -> None:

@@ -1,4 +1,5 @@
 import itertools
+import random
 import re
 import tomllib
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from tasks.base import check_conversation, is_held_out, text_of
 from tasks.generated import conversation
 from tasks.generated.spelling import words_of
+from tasks.generated.writing import pick
 
 TRAIN, TEST = 1500, 200
 
@@ -93,6 +95,36 @@ def test_training_has_more_capitals_than_tests_and_no_writing_that_a_test_may_as
     for split, writings in talk.items():
         held_out = {is_held_out(f"{conversation.NAME}/{q}", percent=10) for q in writings}
         assert held_out == {split == "test"}
+
+
+def test_training_has_more_of_the_questions_that_are_rare_in_tests(made):
+    found = {split: list(turns_of(made[split])) for split in made}
+
+    def share(split, kinds, is_rare):
+        asked = [question for question, _, keys in found[split] if keys["kind"] in kinds]
+        return sum(map(is_rare, asked)) / len(asked)
+
+    def has_u(question):
+        return re.search(r"\bu\b", question.lower()) is not None
+
+    def is_of_questions(split):
+        words = [keys["word"] for _, _, keys in found[split] if "word" in keys]
+        return sum(word in {"into", "write", "which", "often"} for word in words) / len(words)
+
+    about = ("identity", "unknown")
+    assert share("train", about, has_u) > 1.3 * share("test", about, has_u) > 0
+    assert is_of_questions("train") > 0.003 > is_of_questions("test")
+
+
+def test_training_draws_the_last_phrases_of_a_list_more_often_than_tests():
+    phrases = range(30)
+    last = {
+        split: sum(pick(phrases, split, rng) >= 20 for _ in range(4000)) / 4000
+        for split, rng in (("train", random.Random(0)), ("test", random.Random(0)))
+    }
+    # 1 - (20 / 30) ** (1 / power)
+    assert last["test"] == pytest.approx(0.184, abs=0.03)
+    assert last["train"] == pytest.approx(0.251, abs=0.03)
 
 
 def test_every_table_of_the_talk_is_read():
