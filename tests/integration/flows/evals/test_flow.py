@@ -242,7 +242,7 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
         (["--schedule", "main", "--cron", "nightly"], "'nightly' is not a schedule"),
         (["--schedule", "main", "--timezone", "Mars"], "'0 3 * * *' is not a schedule, or 'Mars'"),
         (["--schedule", "main", "--metric", "core"], "chat_eval_sft does not measure 'core'"),
-        (["--schedule", "main", "--drop", "-1"], "--drop is -1"),
+        (["--schedule", "main", "--drop", "-1"], 'invalid value "-1.0" for --drop'),
         (["main", "--set", "sft.num_epochs=2"], "sft.num_epochs does not change how"),
         (["main", "--cron", "0 4 * * *"], "--cron, --timezone and --pause are of a schedule"),
     ],
