@@ -11,12 +11,7 @@ from nanochat_core.engine.native.weights import FORMS
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.sampling import row_key, sample
-from tests.integration.nanochat_core.engine.test_runner_contract import (
-    DRAW,
-    PROMPTS,
-    answer,
-    begin,
-)
+from tests.integration.nanochat_core.engine.test_runner_contract import DRAW, PROMPTS, answer, begin
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,

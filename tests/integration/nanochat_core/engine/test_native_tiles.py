@@ -18,9 +18,7 @@ from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.native.weights import PackedMatrix
 from nanochat_core.runtime.hardware import cpp_library
 from tests.support.nanochat_core.engine.engine_case import needs_kernels
-from tests.support.nanochat_core.engine.native_models import (
-    make_gpt,
-)
+from tests.support.nanochat_core.engine.native_models import make_gpt
 
 pytestmark = [pytest.mark.torch, needs_kernels]
 

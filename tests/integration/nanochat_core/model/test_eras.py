@@ -9,12 +9,7 @@ import torch
 from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, windows_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.scaling import (
-    model_for_depth,
-    num_lm_head_params,
-    num_matrix_params,
-    num_params,
-)
+from nanochat_core.scaling import model_for_depth, num_lm_head_params, num_matrix_params, num_params
 from tests.support.nanochat_core.random_gpt import randomise, shape_of
 from tests.support.nanochat_core.train.recipe_reference import logits_of
 

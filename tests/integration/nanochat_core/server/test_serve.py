@@ -17,13 +17,7 @@ from nanochat_core.server.launch import MAKER, Engines, open_port
 from nanochat_core.server.serve import serve
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
-from tests.support.nanochat_core.server.live import (
-    FAKE,
-    PATIENCE,
-    body,
-    events_of,
-    text_of,
-)
+from tests.support.nanochat_core.server.live import FAKE, PATIENCE, body, events_of, text_of
 
 pytestmark = pytest.mark.torch
 

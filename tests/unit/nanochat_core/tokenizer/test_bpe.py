@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanochat_core.errors import DataError, ModelError
-from nanochat_core.tokenizer.bpe import (
-    RANKS_FILE,
-    SETTINGS_FILE,
-    SPECIAL_TOKENS,
-    Tokenizer,
-)
+from nanochat_core.tokenizer.bpe import RANKS_FILE, SETTINGS_FILE, SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.patterns import KNOWN_PATTERNS, PATTERNS, SPLIT_PATTERN
 
 VOCAB_SIZE = 400
