@@ -67,12 +67,15 @@ def come_up(stack: LiveStack) -> None:
     """Give `nanochat up` twice in a fresh home: the second finds the first."""
     assert not stack.home.exists()
     stack.start()
-    before = {p.pid for p in stack.processes("server", "supervisor", "worker")}
+
+    def parts() -> set[int]:
+        return {process.pid for process in stack.processes("server", "supervisor", "worker")}
+
+    before, first = parts(), stack.api.url
     assert len(before) >= 4, before
-    first = stack.api.url
     stack.start()
-    after = {p.pid for p in stack.processes("server", "supervisor", "worker")}
-    assert (stack.api.url, after) == (first, before)
+    wait_until(lambda: parts() == before, seconds=60, what="the end of the second command")
+    assert stack.api.url == first
     for name in (FORM, "one-stage/gpu", NIGHTLY, "sweep/sweep"):
         assert stack.api.deployment(name)["name"] == name.partition("/")[2]
     for pool in ("cpu", "gpu"):

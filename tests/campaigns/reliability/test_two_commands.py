@@ -15,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,6 @@ class Pair:
                 os.chown(path, USERS[0], GROUP)
                 if path.is_dir():
                     path.chmod(0o2775)
-            for parent in directory.parents:
-                if parent.stat().st_uid == os.geteuid() and parent.is_relative_to("/tmp/"):
-                    parent.chmod(parent.stat().st_mode | 0o011)
 
     def start(self, number: int) -> None:
         """Start the command in a home."""
@@ -175,6 +173,14 @@ class Pair:
         if made["epoch"] != owner:
             found.append(f"the artifact is of owner {made['epoch']}")
         return found
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory that other users may enter: pytest closes its own to them at each start."""
+    with tempfile.TemporaryDirectory(prefix="two-commands-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="module")

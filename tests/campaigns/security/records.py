@@ -211,7 +211,8 @@ def run(directory: Path, seed: int, *, rounds: int) -> tuple[int, list[str]]:
     Return the number of attempts, and a line for each that got through.
     """
     store = make_store(directory / "store")
-    records = [e.key for e in store.list("") if e.key.endswith(".json")]
+    keys = [entry.key for entry in store.list("")]
+    records = [key for key in keys if key.endswith(".json") and "/files/" not in key]
     place = next(key for key in records if key.startswith("midtrain/")).rpartition("/")[0]
     through: list[str] = []
     attempts = 0
