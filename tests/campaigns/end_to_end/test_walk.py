@@ -128,8 +128,9 @@ def train(stack: LiveStack) -> str:
     api = stack.api
     run = start_flow(stack, NAME, fields={"retries": 1}, pretrain__num_steps=600)
     wait_until(lambda: api.run(run)["state_type"] == "RUNNING", seconds=90, what="RUNNING")
+    started = wait_until(lambda: first_start(stack), seconds=120, what="a job")
+    print(f"\nRUNNING to the first job: {started - unix(api.run(run)['start_time']):.2f} s")
     wait_until(lambda: newest_step(stack, "pretrain"), seconds=300, what="a step of pretraining")
-    print(f"\nthe first job {first_start(stack) - unix(api.run(run)['start_time']):.2f} s after")
     began = time.monotonic()
     api.press_cancel(run)
     wait_until(lambda: not stack.processes("job"), seconds=60, what="the jobs to end")
@@ -164,9 +165,10 @@ def train(stack: LiveStack) -> str:
 
 
 def first_start(stack: LiveStack) -> float:
-    """Return when the first job was started, as the records of executions say."""
+    """Return when the first of the jobs was started whose directories exist; 0 for none yet."""
     records = [path.read_text() for path in (stack.home / "work").glob("*/*/segments.jsonl")]
-    return min(json.loads(line)["started"] for text in records for line in text.splitlines())
+    lines = [json.loads(line) for text in records for line in text.splitlines()]
+    return min((line["started"] for line in lines), default=0.0)
 
 
 def look_at_artifacts(stack: LiveStack, run: str) -> None:
@@ -215,9 +217,9 @@ def evaluate_on_schedule(stack: LiveStack) -> None:
     api.patch(f"{place}/schedules/{schedule['id']}", changed)
     api.post(f"{place}/resume_deployment", {})
 
-    def ended() -> list[dict[str, Any]] | None:
+    def ended() -> list[dict[str, Any]]:
         runs = [r for r in api.runs_of(deployment) if r["state_type"] in FINAL]
-        return runs if len(runs) >= 2 else None
+        return runs if len(runs) >= 2 else []
 
     runs = wait_until(ended, seconds=420, what="two scheduled evaluations")
     api.post(f"{place}/pause_deployment", {})
