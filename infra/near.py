@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 _CLOSE = 0.6  # likeness of a name that is meant; "seed" has 0.5 with "nonsense"
+_CLOSE_OTHER = 0.75  # of a name of another kind; "main" has 0.67 with the stage "midtrain"
 _MAX_SHOWN = 20  # names in a hint
 
 
@@ -30,7 +31,7 @@ def suggest(
     if near := nearest(word, known):
         return f"did you mean '{form.format(near[0])}'?"
     for kind, names in others:
-        if near := nearest(word, names):
+        if near := nearest(word, names, least=_CLOSE_OTHER):
             return f"did you mean the {kind} '{near[0]}'?"
     more = f" and {len(known) - _MAX_SHOWN} more" if len(known) > _MAX_SHOWN else ""
     return f"one of: {', '.join(known[:_MAX_SHOWN])}{more}" if known else ""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 _MAX_LOG = 20_000_000  # bytes; then a log is renamed when its process starts again
 _MAX_READ = 65_536  # bytes of its end
-# Prefect's commands print it after a traceback.
+# What Prefect's commands print after the reason of their end.
 _NOISE = (
-    *("", "An exception occurred.", "Server stopped!"),
-    "ERROR:    Application startup failed. Exiting.",
+    *("An exception occurred.", "Server stopped!", "SAWarning: The garbage collector"),
+    *("Application startup failed. Exiting.", "Application shutdown failed. Exiting."),
 )
 
 
@@ -49,5 +49,6 @@ def last_line(log: Path) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_READ))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if line not in _NOISE), "")
+        said = (line for line in reversed(lines) if line and not any(n in line for n in _NOISE))
+        return next(said, "")
     return ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
-from flows.cli.output import print_note, print_result, screen
+from flows.cli.output import count_of, print_note, print_result, screen
 from flows.gc.collect import Collected, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Records, Rules, Survey
@@ -97,7 +97,7 @@ def _describe_collected(done: Collected) -> Iterator[str | Table]:
     # `due` is when the first marked piece has waited long enough; None if nothing is marked.
     if done.due is not None:
         yield (
-            f"marked {left:,} pieces of garbage, {len(survey.fresh):,} of them new; "
+            f"marked {count_of(left, 'piece')} of garbage, {len(survey.fresh):,} of them new; "
             f"--apply deletes the first of them after {timestamp(done.due)}"
         )
     elif not swept.names:

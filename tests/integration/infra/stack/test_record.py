@@ -238,12 +238,13 @@ def test_a_long_log_is_renamed_when_its_process_starts_again(
 ) -> None:
     log = tmp_path / "server.log"
     for text in ("early", "old", "new"):
-        command = [sys.executable, "-c", f"print('{text}\\nAn exception occurred.\\n')"]
+        end = "uvicorn.error - Application shutdown failed. Exiting.\\nAn exception occurred.\\n"
+        command = [sys.executable, "-c", f"print('{text}\\n{end}')"]
         assert spawn(command, log=log, environment=os.environ).wait() == 0
         monkeypatch.setattr(logs, "_MAX_LOG", 0 if text == "old" else 1000)
 
     assert last_line(log) == "new"
-    assert log.with_name("server.log.1").read_text().startswith("early\nAn exception occurred.\n")
+    assert log.with_name("server.log.1").read_text().startswith("early\nuvicorn.error - ")
     assert last_line(log.with_name("server.log.1")) == "old"
 
 

@@ -258,4 +258,8 @@ def test_a_directory_comes_before_a_name(tmp_path, monkeypatch):
 def test_a_hint_stays_short_however_many_names_there_are():
     assert suggest("tnyi", ["tiny", "d12"]) == "did you mean 'tiny'?"
     assert suggest("xyz", ["tiny", "d12"]) == "one of: tiny, d12"
+    # A name of another kind must be nearer: half of "midtrain" is in "main".
+    stages = ("stage", ["midtrain"])
+    assert suggest("midtrian", ["tiny"], stages) == "did you mean the stage 'midtrain'?"
+    assert suggest("main", ["tiny"], stages) == "one of: tiny"
     assert suggest("xyz", [f"run{n}" for n in range(500)]).endswith("run19 and 480 more")
