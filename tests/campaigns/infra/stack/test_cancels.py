@@ -18,6 +18,7 @@ from infra.polling import SLOW_SECONDS
 from infra.prefect.supervisor.runs import SETTLED_SECONDS
 from infra.prefect.supervisor.workers import SILENT_SECONDS
 from tests.campaigns.end_to_end.small import start_flow
+from tests.campaigns.infra.stack.test_resumed_once import start_again
 from tests.support.campaigns import Campaign
 from tests.support.deployments.prefect_api import FINAL, wait_until
 from tests.support.infra.stack.live import LiveStack
@@ -48,10 +49,7 @@ class Cancelled:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     stack = LiveStack(tmp_path_factory.mktemp("cancels") / "home", port=4730, patience=300.0)
     try:
-        try:
-            stack.start()
-        except AssertionError:  # a busy machine: the first start of a home makes its database
-            stack.start()
+        start_again(stack)
         yield stack
     finally:
         stack.end()

@@ -146,7 +146,7 @@ def kill_one(stack: LiveStack, victim: Victim, live: list[str], moments: random.
 
 
 def start_again(stack: LiveStack) -> None:
-    """Give `nanochat up`, on a busy machine twice."""
+    """Give `nanochat up`; twice on a busy machine, as a home's first start makes its database."""
     try:
         stack.start()
     except AssertionError:
