@@ -87,6 +87,14 @@ class S3Store:
     def _transfers(self) -> Any:
         return make_manager(self.client, self._repeat, int(self._retry_policy.tries))
 
+    def create_bucket(self) -> None:
+        """Create the bucket itself, unless it is there and ours; compose.yaml calls it."""
+        try:
+            self.request("create_bucket")
+        except ClientError as error:  # Outside us-east-1 this is the answer for an own bucket.
+            if code_of(error) != "BucketAlreadyOwnedByYou":
+                raise
+
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
         self._retry(f"put {key}", lambda: self.request("put_object", key, Body=data))
