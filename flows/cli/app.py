@@ -52,7 +52,7 @@ class _Command:
         """Import and return the command's function, for which a paragraph is one line."""
         module, _, name = self.path.partition(":")
         function = getattr(importlib.import_module(module), name)
-        function.__doc__ = _unwrap(function.__doc__)
+        function.__doc__ = _unwrap(function.__doc__ or "")  # none with `python -OO`
         return function
 
     def summary(self) -> str:

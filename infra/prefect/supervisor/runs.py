@@ -91,8 +91,10 @@ class RunWatch:
             pid, is_cancelled = run["infrastructure_pid"] or "", run["state_type"] == "CANCELLING"
             is_here = self._is_own and pid.isdigit()
             is_alive = is_here and bool(start_of(int(pid)))
-            # One that is cancelled before it has a process gets none any more.
-            is_dead = not is_alive and (is_here or (self._is_own and not pid and is_cancelled))
+            # One that is cancelled before it has a process gets none any more. One with heartbeats
+            # has a process, whose number its worker could not report.
+            never_began = self._is_own and not pid and is_cancelled and run["id"] not in beats
+            is_dead = not is_alive and (is_here or never_began)
             if run["state_type"] == "PENDING" and is_alive:
                 continue  # its process is starting; resumed, it would run twice
             if run["state_type"] in _BEGUN and run["id"] not in beats:

@@ -197,8 +197,10 @@ def test_a_silent_run_that_is_being_cancelled_is_cancelled_and_not_resumed(serve
     assert poll(server, watch, 91, 101, 200) == ["CANCELLED"]
 
 
-@pytest.mark.parametrize("pid", [None, str(2**22 + 1)])  # the number is more than Linux gives
-@pytest.mark.parametrize("beats", [None, (1, SHOWN)])
+@pytest.mark.parametrize(
+    ("pid", "beats"),
+    [(None, None), (str(2**22 + 1), None), (str(2**22 + 1), (1, SHOWN))],  # more than Linux gives
+)
 def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_soon(
     server: Server, pid: str | None, beats: tuple[int, str] | None
 ) -> None:
@@ -210,6 +212,15 @@ def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_
     server.pid = pid
     assert poll(server, watch, 61) == ["CANCELLED"]
     assert server.lines == ["run toy: it was cancelled and has no process"]
+
+
+def test_one_that_is_cancelled_and_sends_heartbeats_lives_though_its_process_is_unknown(
+    server: Server,
+) -> None:
+    server.history.append("CANCELLING")
+    watch = server.watch(is_own=True)
+    assert poll(server, watch, 0, 60) == []
+    assert poll(server, watch, 91) == ["CANCELLED"]  # silent by now
 
 
 def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
