@@ -140,7 +140,12 @@ def _read_files(store: Store, name: str, manifests: Sequence[Manifest], problems
         return pa.table({**keys, **{key: table[key] for key in table.column_names}})
 
     found = [table for table in _read_each(read, manifests, problems) if table is not None]
-    # Each stage has columns of its own.
+    # Each stage has columns of its own. The same name may have another type: an answer is text, or
+    # of a base model the number of an option.
+    texts = {field.name: pa.string() for t in found for field in t.schema if field.type == "string"}
+    found = [
+        t.cast(pa.schema([(f.name, texts.get(f.name, f.type)) for f in t.schema])) for t in found
+    ]
     return pa.concat_tables(found, promote_options="permissive") if found else None
 
 

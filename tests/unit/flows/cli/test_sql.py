@@ -33,8 +33,8 @@ def measured(store: Store) -> list[Manifest]:
         metrics={"core": 0.2, "core_low": 0.1, "core_high": 0.3},
         inputs={"pretrain": model},
         examples=[
-            {"task": "sums", "place": 0, "answer": "1", "correct": True},
-            {"task": "sums", "place": 1, "answer": "2", "correct": False},
+            {"task": "sums", "place": 0, "answer": 1, "correct": True},
+            {"task": "sums", "place": 1, "answer": 2, "correct": False},
         ],
     )
     tuned = put_measured(store, "sft", steps=[{"step": 1, "time": 1.0, "reward": 0.25}])
@@ -87,6 +87,14 @@ def test_a_value_of_each_type_is_as_duckdb_has_it(store, terminal, value, printe
 def test_without_a_query_the_views_and_their_columns_are_listed(measured, terminal):
     terminal.shows("sql")
     assert "reward double" in terminal.read("sql")["steps"]["columns"]
+
+
+def test_answers_of_base_and_of_chat_models_are_in_one_view(measured, store, terminal):
+    row = {"task": "sums", "place": 0, "answer": "four", "correct": True}
+    put_measured(store, "chat_eval_sft", examples=[row])
+    found = terminal.read("sql", "select answer from examples order by answer")
+    assert [row["answer"] for row in found] == ["1", "2", "four"]
+    assert "answer varchar" in terminal.read("sql")["examples"]["columns"]
 
 
 def test_an_empty_store_has_empty_views(store, terminal):
