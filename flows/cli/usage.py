@@ -17,15 +17,18 @@ from infra.near import nearest, suggest
 from infra.placement import SETTINGS
 from nanochat_core.errors import ConfigError
 
-# Words of other tools, and the commands here that do it. By letters `start` is near `status`.
+# Words of other tools, and the commands here that do it. By letters `download` is near `down`.
 _OTHER_WORDS = {
     **dict.fromkeys(("train", "resume"), ("run",)),
     "start": ("run", "up"),
     "stop": ("down",),
     **dict.fromkeys(("list", "show"), ("ls",)),
+    **dict.fromkeys(("watch", "ps"), ("status",)),
+    "download": ("fetch",),
+    "upload": ("push",),
     "submit": ("run --submit",),
     "export": ("fetch --as hf",),
-    **dict.fromkeys(("rm", "remove", "delete", "prune"), ("gc",)),
+    **dict.fromkeys(("rm", "remove", "delete", "clean", "prune"), ("gc",)),
     "generate": ("chat",),
     "logs": ("status RUN --follow", "status RUN STAGE"),
 }

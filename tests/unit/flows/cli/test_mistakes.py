@@ -26,6 +26,9 @@ start
 train tiny
 list
 rm tiny
+download tiny
+upload tiny
+ps
 submit tiny
 export tiny x
 logs tiny
