@@ -15,7 +15,6 @@ from tests.support.flows import waiting
 
 REPOSITORY = Path(__file__).parents[3]
 SECONDS = 200.0  # a run on a busy machine takes a while to start
-POOL = "toys"
 wait_until = functools.partial(waiting.wait_until, seconds=SECONDS, every=0.1)
 
 
@@ -26,32 +25,13 @@ def client() -> Any:
     return get_client(sync_client=True)
 
 
-def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> None:
-    """Deploy `one-stage/<pool>` and `toys/<pool>` for the toys of a test.
-
-    With `other_code` the worker has other code than the process that requests a stage.
-    """
-    from prefect.types.entrypoint import EntrypointType
-
+def deploy(pool: str) -> None:
+    """Deploy `one-stage/<pool>`, for a test that plays the worker."""
     from flows.orchestration.one_stage import one_stage
-    from tests.support.flows.far_toys import DIRECTORY, OTHER_CODE, toy_flow
 
     _make_pool(pool)
-    environment = {
-        DIRECTORY: str(directory),
-        "PYTHONPATH": str(REPOSITORY),
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    }
-    for flow in (one_stage, toy_flow):
-        other = {OTHER_CODE: "1"} if other_code and flow is one_stage else {}
-        deployment: Any = flow.to_deployment(
-            pool,
-            entrypoint_type=EntrypointType.MODULE_PATH,
-            work_pool_name=pool,
-            job_variables={"env": environment | other},
-        )
-        deployment.entrypoint = f"tests.support.flows.far_toys.{flow.fn.__name__}"
-        deployment.apply()
+    deployment: Any = one_stage.to_deployment(pool, work_pool_name=pool)
+    deployment.apply()
 
 
 def _make_pool(pool: str) -> None:
@@ -65,9 +45,9 @@ def _make_pool(pool: str) -> None:
         asking.create_work_pool(made)
 
 
-def start_worker(pool: str = POOL, *, limit: int = 4) -> "subprocess.Popen[bytes]":
+def start_worker(pool: str) -> "subprocess.Popen[bytes]":
     """A worker of the pool, in a session of its own."""
-    words = ["--pool", pool, "--type", "process", "--limit", str(limit), "--name", f"of-{pool}"]
+    words = ["--pool", pool, "--type", "process", "--limit", "4", "--name", f"of-{pool}"]
     return subprocess.Popen(
         [sys.executable, "-m", "prefect", "worker", "start", *words],
         cwd=REPOSITORY,
@@ -106,14 +86,6 @@ def read_run(run_id: Any) -> Any:
         return asking.read_flow_run(run_id)
 
 
-def start_toys(run_id: str, *, pool: str = POOL, **parameters: Any) -> Any:
-    """Start the flow `toys` on the pool's worker, as a person does in Prefect's pages."""
-    with client() as asking:
-        deployment = asking.read_deployment_by_name(f"toys/{pool}")
-        given = {"run_id": run_id, "pool": pool, **parameters}
-        return asking.create_flow_run_from_deployment(deployment.id, parameters=given)
-
-
 def set_state(run_id: Any, kind: str, *, force: bool = False, **state: Any) -> Any:
     """What Prefect's pages send when a button is pressed."""
     with client() as asking:
@@ -142,13 +114,3 @@ def engine_of(run_id: Any) -> psutil.Process | None:
         if is_its and "nanochat_core.worker" not in " ".join(process.cmdline()):
             return process
     return None
-
-
-def processes_of(directory: Path, word: str = "job.json") -> list[psutil.Process]:
-    """Processes of jobs under a directory."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if str(directory) in line and word in line:
-            found.append(process)
-    return found

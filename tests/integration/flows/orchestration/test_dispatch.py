@@ -26,11 +26,11 @@ POOL = "played"  # no worker takes from it
 
 
 @pytest.fixture(scope="module")
-def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+def pool(server: Server) -> str:
     """A pool of which stages can be ordered."""
     from tests.support.flows.pools import deploy
 
-    deploy(tmp_path_factory.mktemp("unused"), POOL)
+    deploy(POOL)
     return POOL
 
 
@@ -322,12 +322,13 @@ def test_a_pool_without_a_deployment_is_refused(server):
     assert "nanochat up --register --pool absent" in (caught.value.hint or "")
 
 
-def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(pool, monkeypatch):
+def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, pool, monkeypatch):
     from flows.orchestration.stage_runs import check_pool
-    from tests.support.flows.pools import start_toys
 
     check_pool(pool)
-    run = start_toys("toy-own", pool=pool)
+    caller = make_caller("own")
+    caller.send()
+    [run] = caller.wait_for_runs(1)
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(run.id))
     with pytest.raises(ConfigError, match=f"cannot run in the work pool '{pool}'") as caught:
         check_pool(pool)

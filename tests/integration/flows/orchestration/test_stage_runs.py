@@ -92,10 +92,10 @@ def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_al
     assert not result.done()
 
 
-def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(make_caller, tmp_path):
+def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(make_caller):
     from tests.support.flows.pools import deploy
 
-    deploy(tmp_path, "played-too")
+    deploy("played-too")
     first, second = make_caller("one"), make_caller("two")
     first.send()
     first.wait_for_runs(1)

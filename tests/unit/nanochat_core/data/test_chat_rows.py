@@ -214,10 +214,10 @@ def test_rows_of_an_earlier_attempt_are_not_rendered_again(talk, tokenizer_dir, 
         conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
         assert len(renders) == len(talk)
         assert (tmp_path / "rows" / "tokens.npy").read_bytes() == tokens
-    other = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=65)
-    assert other.tokens.shape[1] == 65
+    other = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=63)
+    assert other.tokens.shape[1] == 63
     (tmp_path / "rows" / "mask_bits.npy").unlink()
-    assert ChatRows.find(tmp_path / "rows", row_len=65) is None
+    assert ChatRows.find(tmp_path / "rows", row_len=63) is None
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(0.0, (50, 100, 120)), (5.0, ())])

@@ -36,6 +36,8 @@ def test_the_mean_of_many_is_known_better_than_each():
 def test_the_interval_of_pairs_is_the_published_one():
     found = paired_difference(50, 36, 2, 12)  # Newcombe 1998, his example, method 10
     assert (round(found.low, 4), round(found.high, 4)) == (-0.3404, -0.0569)
+    found = paired_difference(21, 1, 1, 7)  # Fagerland 2014, airways; the correction leaves no phi
+    assert (round(found.low, 3), round(found.high, 3)) == (-0.507, -0.026)
     for kept, gained, lost in ((0, 1, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0)):
         found = paired_difference(1, kept, gained, lost)
         assert -1 <= found.low <= gained - lost == found.value <= found.high <= 1
