@@ -29,6 +29,9 @@ def test_an_answer_is_streamed_as_events(live):
     counts = {"prompt_tokens": prompt, "completion_tokens": 5, "finish_reason": "stop"}
     assert usage == {"usage": counts}
     assert done == {"done": True}
+    *_, usage, _ = live.ask("long", max_tokens=9)
+    cut = {"completion_tokens": 9, "finish_reason": "length"}
+    assert usage["usage"].items() >= cut.items()
 
 
 def test_the_stream_is_one_that_nothing_holds_back(live):

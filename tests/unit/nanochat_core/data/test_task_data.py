@@ -7,6 +7,7 @@ import pytest
 
 from nanochat_core.data.conversations import task_data
 from nanochat_core.runtime.interrupt import Interrupted
+from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
@@ -56,6 +57,9 @@ def test_every_dataset_is_written_and_counted(tmp_path):
             assert len(open_task(name, job.output, split)) == counts[split]
             assert metrics[f"{name}_{split}"] == counts[split]
     assert 60 <= described["datasets"]["identity"]["train"] < 500
+    sizes = [entry["train"] + entry["test"] for entry in described["datasets"].values()]
+    steps = last_by_step(read_events(job.events), "step")
+    assert steps == {n: {"examples": float(size)} for n, size in enumerate(sizes, start=1)}
 
 
 def test_the_seed_decides_every_byte(tmp_path):
