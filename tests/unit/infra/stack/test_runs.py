@@ -144,7 +144,9 @@ def test_a_run_that_never_sent_a_heartbeat_is_left_alone_on_a_shared_server(
     server: Server,
 ) -> None:
     server.beats = None
-    assert poll(server, server.watch(), 0, 100, 1000) == []
+    assert poll(server, watch := server.watch(), 0, 100, 1000) == []
+    server.history.append("CANCELLING")  # its machine may be about to begin it
+    assert poll(server, watch, 1001, 2000) == []
 
 
 def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> None:
@@ -154,6 +156,8 @@ def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> 
     assert poll(server, watch, 0, 100) == []
     server.pid = "unix:///var/run/docker.sock:4f1c"  # of another type of pool
     assert poll(server, watch, 100.5) == []
+    server.pid = None  # it was not reported
+    assert poll(server, watch, 100.7) == []
     assert server.lines == []
     server.pid = str(2**22 + 1)  # more than Linux gives
     assert poll(server, watch, 101) == ["CRASHED", "SCHEDULED"]
@@ -212,6 +216,12 @@ def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_
     server.pid = pid
     assert poll(server, watch, 61) == ["CANCELLED"]
     assert server.lines == ["run toy: it was cancelled and has no process"]
+
+
+def test_of_an_own_server_one_that_was_just_cancelled_may_end_itself(server: Server) -> None:
+    server.history, server.beats = ["PENDING", "CANCELLING"], None
+    assert poll(server, watch := server.watch(is_own=True), 0, 9) == []
+    assert poll(server, watch, 11) == ["CANCELLED"]
 
 
 def test_one_that_is_cancelled_and_sends_heartbeats_lives_though_its_process_is_unknown(
