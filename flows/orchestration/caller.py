@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from prefect._internal.control_listener import get_intent
 from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, temporary_settings
@@ -102,9 +103,10 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
         try:
             return body()
         except TerminationSignal:
-            # A process that is too busy to acknowledge a Cancel within a second would be
-            # reported as Crashed, and resumed.
-            if not is_cancelled(run):
+            # A process that was too busy to acknowledge the Cancel within a second would be
+            # reported as Crashed, and resumed. For any other Prefect's worker ends the run 3 to
+            # 6 s later: Cancelled before that, it could be retried, and the worker would end that.
+            if get_intent() == "cancel" or not is_cancelled(run):
                 raise
             return state
     cancelled = threading.Event()

@@ -132,10 +132,14 @@ def test_a_run_that_waits_for_a_server_that_hangs_logs_it_and_waits_less_than_a_
     assert ends["timeout"] == 10
 
 
-@pytest.mark.parametrize("cancelled", [True, False])
+@pytest.mark.parametrize(
+    ("cancelled", "intent", "ends_itself"),
+    [(True, None, True), (False, None, False), (True, "cancel", False)],
+)
 def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge(
-    cancelled, monkeypatch
+    cancelled, intent, ends_itself, monkeypatch
 ):
+    """Its worker ends one that did: one that is Cancelled sooner could be retried, in vain."""
     from prefect.exceptions import TerminationSignal
 
     from flows.orchestration import caller
@@ -148,7 +152,8 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
 
     # Not before it began; see test_stage_runs.py.
     monkeypatch.setattr(caller, "is_cancelled", lambda run, before=False: cancelled and not before)
-    if cancelled:
+    monkeypatch.setattr(caller, "get_intent", lambda: intent)
+    if ends_itself:
         assert stopped().is_cancelled()
     else:
         with pytest.raises(TerminationSignal):
