@@ -204,6 +204,7 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(make
     cancelled = first.send()
     [run] = first.wait_for_runs(1)
     waiting = second.send()
+    assert second.follows.wait(SECONDS)
     end(run, "CANCELLED", "by the user")
     with pytest.raises(StageError, match="was cancelled: by the user") as caught:
         cancelled.result()
