@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,14 @@ class Home:
         self.run("down")
         assert code == 0, (self.path / "console.log").read_text(encoding="utf-8")[-3000:]
 
-    def kill_after(self, seconds: float) -> str | None:
-        """Start the command and kill it all after a while; return what ran, None: it had ended."""
+    def kill_after(self, seconds: float, *, working: bool = False) -> str | None:
+        """Start the command and kill it all after a while; return what ran, None: it had ended.
+
+        With `working` the seconds count from the first process of a stage on.
+        """
         process = self.start()
+        while working and process.poll() is None and not self.working():
+            time.sleep(0.1)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
             return None
