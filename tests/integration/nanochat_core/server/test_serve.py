@@ -7,17 +7,26 @@ import subprocess
 import sys
 
 import httpx
+import psutil
 import pytest
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.checkpoint import load_model
+from nanochat_core.runtime.process_start import start_of
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import MAKER, Engines, open_port
 from nanochat_core.server.serve import serve
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
-from tests.support.nanochat_core.server.live import FAKE, PATIENCE, body, events_of, text_of
+from tests.support.nanochat_core.server.live import (
+    FAKE,
+    PATIENCE,
+    body,
+    events_of,
+    text_of,
+    wait_until,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -133,3 +142,12 @@ def test_a_signal_lets_answers_under_way_finish(model_dir):
         assert rest[-1] == 'data: {"done": true}'
         assert '"usage"' in rest[-2]
         assert server.wait(timeout=PATIENCE) in (0, -signal.SIGTERM)
+
+
+def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
+    with started(model_dir, maker=FAKE) as (server, url):
+        httpx.post(f"{url}/chat/completions", json=body("echo a"), timeout=PATIENCE)
+        engines = psutil.Process(server.pid).children()
+        assert engines
+        server.kill()
+        wait_until(lambda: not any(start_of(engine.pid) for engine in engines))
