@@ -119,7 +119,7 @@ def decisions() -> str:
 
 # Defaults that are not in the dataclass: make_placement in flows/profiles.py finds them.
 _FOUND = {
-    "threads": "all of this machine",
+    "threads": "all of this machine; 1 for `tiny`",
     "device_batch_size": "the profile's",
     "save_every_seconds": "the profile's",
     "eval_every_steps": "the profile's",

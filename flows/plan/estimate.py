@@ -14,21 +14,21 @@ from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 # Seconds of tiny's stages, which a first plan of it on a CPU shows: `nanochat run tiny`
-# on two idle cores of an AMD EPYC with AVX-512, 2026-11-30. Slower CPUs take longer.
+# on an idle AMD EPYC with AVX-512, one thread, 2026-11-30. Slower CPUs take longer.
 MEASURED = {
-    "shards": 2.8,
-    "task_data": 3.3,
-    "tokenizer": 0.45,
-    "tokens": 0.55,
-    "rows": 0.25,
+    "shards": 1.6,
+    "task_data": 2.8,
+    "tokenizer": 0.3,
+    "tokens": 0.66,
+    "rows": 0.23,
     "pretrain": 3.9,
     "base_eval": 1.6,
-    "midtrain": 23.0,
-    "sft": 42.0,
-    "rl": 2.9,
-    "chat_eval_midtrain": 1.9,
-    "chat_eval_sft": 1.9,
-    "chat_eval_rl": 1.9,
+    "midtrain": 17.0,
+    "sft": 62.0,
+    "rl": 2.4,
+    "chat_eval_midtrain": 2.2,
+    "chat_eval_sft": 2.1,
+    "chat_eval_rl": 2.1,
     "report": 0.8,
 }
 MAX_SCALED = 10.0  # times more or less work than a build did; overheads do not scale
@@ -61,7 +61,7 @@ def estimate(
     found = _by_builds(history, work, placement, device)
     measured = MEASURED.get(stage.name) if device == "cpu" else None
     if found is None and measured is not None and work == measure_work(stage, tiny().run):
-        found = measured, "as measured on two cores"
+        found = measured, "as measured on one core"
     if found is None and stage is PRETRAIN:
         found = _by_roofline(run, work.amount, placement)
     if found is None:

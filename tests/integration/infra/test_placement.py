@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.profiles import PROFILES, Pace, make_placement
+from flows.profiles import PROFILES, Pace, make_placement, tiny
 from infra.placement import (
     SETTINGS,
     Placement,
@@ -228,6 +228,9 @@ def test_the_processes_of_a_machine_share_its_cores(
         assert (resources.threads, resources.compile) == (threads, "auto" if gpus else False)
     small = make_placement(PROFILES["tiny"]().pace, home=tmp_path, gpus=1)
     assert not small.resources.compile  # it would take longer than the training
+    # Nor does a second thread of a CPU pay for it, but for a wider model it does.
+    threads = (make_placement(tiny(depth).pace, home=tmp_path, gpus=0) for depth in (3, 4))
+    assert [each.resources.threads for each in threads] == [1, 16]
 
 
 @pytest.mark.torch

@@ -18,7 +18,8 @@ FINGERPRINT = "a" * 64
 
 
 def damaged(store: LocalStore) -> object:
-    store.put("x.json", encode_record({"a": "hi"}, format=1).replace(b'"hi"', b'"ho"'))
+    data = encode_record({"number": 1, "before": 0, "runs": []}, format=1)
+    store.put("x.json", data.replace(b'"number": 1', b'"number": 3'))  # but for its checksum whole
     return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
 
 

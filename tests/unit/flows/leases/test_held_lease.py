@@ -82,6 +82,17 @@ def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store):
         lease.raise_if_lost()
 
 
+def test_a_renewal_that_was_too_late_is_written_again(store, monkeypatch):
+    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"))
+    refusals = [False]  # as if another renewal of ours had been quicker
+    put = store.put_if_same
+    monkeypatch.setattr(
+        store, "put_if_same", lambda *a, **b: refusals.pop() if refusals else put(*a, **b)
+    )
+    lease.renew()
+    assert (refusals, beats(store)) == ([], lease.record.beat)
+
+
 @pytest.mark.parametrize("how", ["well", "badly"])
 def test_the_threads_end_with_the_block_and_the_lease_is_released(store, how):
     before = threading.active_count()

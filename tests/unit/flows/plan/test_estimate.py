@@ -54,7 +54,7 @@ def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house):
     plan = house.plan(run, placement=PLACEMENT)
     found = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
     assert {name: e.seconds for name, e in found.items()} == MEASURED
-    assert {e.source for e in found.values()} == {"as measured on two cores"}
+    assert {e.source for e in found.values()} == {"as measured on one core"}
     assert set(MEASURED) == {stage.name for stage in (*REPORT.inputs, REPORT)}
     assert "; about " in render(plan)[-1]
     longer = dataclasses.replace(run.sft, num_epochs=2 * run.sft.num_epochs)
