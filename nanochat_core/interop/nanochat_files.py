@@ -289,7 +289,7 @@ def _config_of(
         )
     pattern = tree.get("window_pattern", "L")
     if not isinstance(pattern, str) or len(pattern) > numbers["depth"] + 64:
-        raise ModelError(f"{path}: its window_pattern is {pattern!r}"[:200])
+        raise ModelError(f"{path}: its window_pattern is {pattern!r:.60}")
     try:
         # With all parts: `of_era` keeps those that the era has.
         windows = (numbers["sequence_len"],) * numbers["depth"]

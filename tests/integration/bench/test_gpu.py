@@ -280,7 +280,8 @@ def test_steps_prepare_beside_each_other_as_the_gpus_memory_allows(tmp_path: Pat
     )
     assert [entry.status for entry in entries] == ["ok", "ok"]
     kept = stored(tmp_path)
-    assert kept[0]["began_at"] + kept[0]["seconds"] <= kept[1]["began_at"]
+    first, second = entries
+    assert first.began_at + first.seconds <= second.began_at
     # The clocks of the time that each had the GPU.
     assert kept[0]["clocks"]["sm_mhz"] == 1980
     assert kept[0]["clocks"]["reasons"] == {"power cap": 1.0}
