@@ -120,10 +120,8 @@ def is_cancelled(flow_run_id: str | None, *, before: bool = False) -> bool:
     """
     if flow_run_id is not None:
         with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
-            newest = client.read_flow_run_states(UUID(flow_run_id))[
-                ::-1
-            ]  # it gives the oldest first
-            return any(state.type in _STOPPED for state in newest[before : before + 1])
+            states = client.read_flow_run_states(UUID(flow_run_id))  # the oldest first
+            return any(state.type in _STOPPED for state in states[::-1][before : before + 1])
     return False
 
 

@@ -226,7 +226,7 @@ class Damages:
         if key in self._world.earlier and damaged == self._world.earlier[key]:
             kind = "stale"  # it was swapped with just that
         world, run = self._world, self._generator.choice(("tiny", "main", RUN))
-        older: Sequence[Contents] = ()  # what the bytes cannot be told from
+        older: Sequence[Contents] = ()  # the same bytes may be one of these
         match what, kind:
             case ("manifest", "delete") | ("run", "delete" | "stale") if run == "tiny":
                 # The run before made one too; a name stands for the newest finished run.
