@@ -20,7 +20,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -111,16 +111,16 @@ def _open_task(
 
 
 def _read_entries(path: Path, digest: Any) -> list[dict[str, Any]]:
-    text = _read(path, digest)
     try:
-        entries = cast("list[dict[str, Any]]", yaml.safe_load(text)["icl_tasks"])
+        entries: list[dict[str, Any]] = yaml.safe_load(_read(path, digest))["icl_tasks"]
         for entry in entries:
             if missing := {"label", "dataset_uri", "icl_task_type"} - entry.keys():
                 raise KeyError(*sorted(missing))
             if int(entry["num_fewshot"][0]) < 0:
                 raise ValueError(f"num_fewshot is {entry['num_fewshot']}")
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is no list of CORE tasks: {error!r}", hint=_HINT) from error
+        problem = getattr(error, "problem", None) or repr(error)  # a YAMLError's repr has addresses
+        raise DataError(f"{path} is no list of CORE tasks: {problem}", hint=_HINT) from error
     return entries
 
 
