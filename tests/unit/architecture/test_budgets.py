@@ -19,7 +19,7 @@ LINES = {
     "nanochat_flows": 231,
     "nanochat_core": 28_468,
     "tasks": 3_846,
-    "tests": 79_886,
+    "tests": 79_883,
 }
 MECHANISMS = {"classes": 211, "requests": 9, "times": 59, "retries": 5, "pools": 17}
 
