@@ -1,6 +1,6 @@
 """A comparison as tables, a row for each stage and metric, a column for each run; and as a page."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,11 +53,11 @@ class Compared:
         """Which scores are better and worse, a line for each run after the first."""
         if not (self.scores or self.others or self.charts or self.same or self.changes):
             return ["nothing that they made measured anything"]
-        rows = self.scores
+        first, *others = self.names
         return [
-            _verdict(f"{name} against {self.names[0]}", index, rows)
-            for index, name in enumerate(self.names)
-            if index and rows
+            f"{name} against {first}: {_verdict(self.scores, _DELTA + 2 * index)}"
+            for index, name in enumerate(others)
+            if self.scores
         ]
 
     def differences(self, shown: int | None = None) -> list[str]:
@@ -79,32 +79,17 @@ class Compared:
         return Table(columns=texts("stage", title, first, *pairs), rows=rows, key=1)
 
 
-def score_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of evaluations, of `stages` as `nanochat compare --json` has them."""
-    return list(_rows(stage for stage in stages if stage["stage"] in _EVALUATIONS))
-
-
-def other_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the rows of stages that train or prepare data."""
-    without = {*_EVALUATIONS, REPORT.name}
-    return list(_rows(stage for stage in stages if stage["stage"] not in without))
-
-
-def _verdict(names: str, index: int, rows: Sequence[Row]) -> str:
-    # The last model first: it is what a run is for.
-    known = [row for row in reversed(rows) if row[_DELTA + 2 * (index - 1)].text]
-    found = {
-        verdict: [
-            f"{row[0]} {row[1]}" for row in known if row[_DELTA + 2 * (index - 1)].tone == verdict
-        ]
-        for verdict in ("better", "worse")
-    }
-    parts = [
-        f"{len(of)} {verdict} ({listed(of, _MAX_NAMED)})" for verdict, of in found.items() if of
-    ]
-    if rest := len(known) - sum(map(len, found.values())):
+def _verdict(rows: Sequence[Row], column: int) -> str:
+    """Return which scores are better and worse, by the differences in this column."""
+    parts: list[str] = []
+    for verdict in ("better", "worse"):
+        # The last model first: it is what a run is for.
+        found = [f"{row[0]} {row[1]}" for row in reversed(rows) if row[column].tone == verdict]
+        if found:
+            parts.append(f"{len(found)} {verdict} ({listed(found, _MAX_NAMED)})")
+    if rest := sum(row[column].tone == "unclear" for row in rows):
         parts.append(f"{rest} without a significant difference")
-    return f"{names}: {', '.join(parts) or 'no score in common'}"
+    return ", ".join(parts) or "no score in common"
 
 
 def stage_title(name: str) -> str:
@@ -120,21 +105,24 @@ def _metric_title(name: str) -> str:
     return title if base == name else f"{title} at step 0"
 
 
-def _rows(stages: Iterator[Mapping[str, Any]]) -> Iterator[Row]:
-    for stage in stages:
-        for score in stage["scores"]:
+def score_rows(stages: Iterable[Mapping[str, Any]], *, evaluated: bool) -> Iterator[Row]:
+    """Yield the rows of `stages` as `nanochat compare --json` has them.
+
+    evaluated: of evaluations; False means of the stages that train or prepare data.
+    """
+    for name, scores in ((stage["stage"], stage["scores"]) for stage in stages):
+        if name == REPORT.name or (name in _EVALUATIONS) != evaluated:
+            continue
+        for score in scores:
             cells: list[Mapping[str, Any] | None] = score["of"]
             # Counts such as rows and ranks are of interest where they differ.
             values = [cell and cell["value"] for cell in cells]
             if len(set(values)) > 1 or any(cell and cell["low"] is not None for cell in cells):
                 metric = score["metric"]
-                is_share = (
-                    stage["stage"] in _EVALUATIONS
-                    and metric not in ("core", "chatcore")
-                    and not metric.endswith("bpb")
-                ) or metric in _SHARES
+                is_mean = metric in ("core", "chatcore") or metric.endswith("bpb")
+                is_share = (evaluated and not is_mean) or metric in _SHARES
                 pairs = [_cells(metric, cell, is_share=is_share) for cell in cells]
-                head = Cell(stage_title(stage["stage"])), Cell(_metric_title(metric))
+                head = Cell(stage_title(name)), Cell(_metric_title(metric))
                 yield *head, pairs[0][0], *chain(*pairs[1:])
 
 
@@ -155,7 +143,7 @@ def _cells(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> tu
     elif decimals is None:
         text = f"{'-' if delta.value < 0 else '+'}{_number(abs(delta.value))}"
     else:
-        text = delta.number(decimals=decimals)
+        text = delta.text(decimals=decimals)
     verdict = "better" if delta.value * direction(metric) > 0 else "worse"
     clear = Cell(f"{text} {verdict}", tone=verdict)
     return value, clear if delta.is_clear else Cell(text, tone="unclear")

@@ -73,7 +73,7 @@ class Assessment:
             return f"{shown}; there is no earlier evaluation to compare it with"
         if self.delta.value == 0:
             return f"{shown}, as in run {self.baseline_run}"
-        text = f"{shown}, {self.delta.number()} against {number(self.baseline.value)} of run "
+        text = f"{shown}, {self.delta.text()} against {number(self.baseline.value)} of run "
         text += f"{self.baseline_run}"
         if self.regressed:
             text += f": worse by more than {number(self.drop)}"

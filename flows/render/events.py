@@ -82,12 +82,6 @@ class Loop:
         self.values = describe_values(event["values"])
 
     @property
-    def left(self) -> str:
-        """The estimated time left as text; "" before the first step of this execution."""
-        seconds = self.seconds_left
-        return "" if seconds is None else f"{duration(seconds)} left"
-
-    @property
     def seconds_left(self) -> float | None:
         """The estimated time left; None before the first step of this execution."""
         # From this execution's steps alone: those before a resume ran at another time and speed.
@@ -108,5 +102,6 @@ class Loop:
 
     @property
     def line(self) -> str:
-        """The progress with the time left."""
-        return ", ".join(filter(None, (str(self), self.left)))
+        """The progress with the time left, from the first step of this execution on."""
+        seconds = self.seconds_left
+        return str(self) if seconds is None else f"{self}, {duration(seconds)} left"

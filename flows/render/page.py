@@ -1,8 +1,8 @@
 """Pages of results: each one HTML file without scripts or requests, and the same as markdown.
 
-jinja2 escapes every value, and `visible` shows what is invisible in it. The content security policy
-of the template forbids scripts and requests, should an escape be missing. In markdown, text that
-others wrote is in fenced blocks, where nothing has a meaning.
+jinja2 escapes every value but our own style and drawings, and `visible` shows what is invisible in
+it. The content security policy of the template forbids scripts and requests, should an escape be
+missing. In markdown, text that others wrote is in fenced blocks, where nothing has a meaning.
 """
 
 import re
@@ -104,11 +104,11 @@ class Page:
         )
         return environment.from_string(_TEMPLATE).render(
             page=self,
-            style=Markup(_STYLE),  # our file: not escaped
+            style=_STYLE,
             text=visible,
             code=_code,
             position=_position,
-            drawing=_drawing,
+            drawing=svg,
         )
 
     @property
@@ -124,10 +124,6 @@ class Page:
 
 def _list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
-
-
-def _drawing(chart: Panel) -> Markup:
-    return Markup(svg(chart))  # our own SVG, whose label is escaped
 
 
 def _code(text: str) -> Markup:

@@ -40,11 +40,12 @@ class Score:
             return ""
         return f"{number(self.low)} to {number(self.high)}"
 
-    def text(self, *, sign: str = "", decimals: int | None = None) -> str:
+    def text(self, *, decimals: int | None = None) -> str:
         """0.25, 0.2, 0.3 -> "0.25 (0.2 to 0.3)"; without an interval the number alone.
 
-        decimals: None means as `number` writes it. sign: "+" shows it.
+        decimals: None means as `number` writes it. A difference has its sign.
         """
+        sign = "+" if isinstance(self, Delta) else ""
         shown, *ends = (
             number(n, sign=sign) if decimals is None else f"{n:{sign}.{decimals}f}"
             for n in (self.value, self.low, self.high)
@@ -69,17 +70,18 @@ class Delta(Score):
         )
         return f"{value} points ({' to '.join(ends)})" if ends else f"{value} points"
 
-    def number(self, *, decimals: int | None = None) -> str:
-        """The difference with its sign and interval: "+0.25 (+0.1398 to +0.3499)"."""
-        return self.text(sign="+", decimals=decimals)
-
 
 def scores_in(metrics: Mapping[str, Any]) -> dict[str, Score]:
-    """Return every number of a tree of metrics by dotted name, with the ends of its interval.
+    """Return every number among metrics by name, with the ends of its interval.
 
     The ends are numbers called NAME_low and NAME_high; they are no scores of their own.
     """
-    numbers = dict(_numbers("", metrics))
+    # In Python bool is a subclass of int, but a flag is not a measurement.
+    numbers = {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     ends = {name: [numbers.get(f"{name}_low"), numbers.get(f"{name}_high")] for name in numbers}
     are_ends = {f"{name}_{end}" for name in numbers for end in ("low", "high")}
     return {
@@ -94,15 +96,6 @@ def rows_of(metrics: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
     between = {name: score.interval for name, score in scores_in(metrics).items() if score.interval}
     ends = {f"{name}_{end}" for name in between for end in ("low", "high")}
     return [(name, metrics[name], between.get(name, "")) for name in metrics if name not in ends]
-
-
-def _numbers(prefix: str, metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(f"{prefix}{name}.", value)  # pyright: ignore[reportUnknownArgumentType]
-        # In Python bool is a subclass of int, but a flag is not a measurement.
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{name}", float(value)
 
 
 EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"

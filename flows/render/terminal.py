@@ -7,7 +7,6 @@ time, each in its own thread.
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -73,12 +72,7 @@ class Display:
                 self._move_run_bar()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -116,16 +110,15 @@ class Display:
                     self._say(stage, text, "bold")
             self._move_run_bar()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str | None = None) -> None:
         """Print a line that is not of a stage."""
         with self._lock:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, stage: str, text: str, style: str | None) -> None:
         # A newline in a worker's text could fake a line of another stage.
         one_line = text.replace("\n", " ")
-        line = f"{stage:<{self._width}}  {one_line}"
-        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.say(f"{stage:<{self._width}}  {one_line}", style)
 
     def _line_of_step(self, stage: str) -> str | None:
         """Return a progress line at most every 5 s; None if not due, or if there are bars."""

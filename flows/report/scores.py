@@ -13,6 +13,7 @@ from flows.report.inputs import Artifact
 from flows.stages import CHAT_MODELS, Stage
 from tasks.names import TASKS
 
+CHATCORE = "chatcore"
 _MAX_LOSSES = 3  # that a line names
 _KIND = ": "  # between a task and a kind of turn, in the names of an evaluation's `turns`
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
@@ -22,22 +23,11 @@ GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderb
 class TaskScore(Score):
     """Share of one task's questions answered correctly, with its 95 % interval."""
 
+    low: float = 0.0  # a share always has both ends
+    high: float = 1.0
     correct: int
     total: int
     centred: float | None = None  # the share rescaled: guessing is 0, all right is 1; of CORE
-
-    def cell(self, change: Delta | None = None) -> Cell:
-        """Return the share with its interval, drawn, and the difference from the model before."""
-        assert self.low is not None
-        assert self.high is not None
-        interval = f"{100 * self.low:.1f} to {percent(self.high)}, {self.correct} of {self.total}"
-        return Cell(
-            percent(self.value),
-            (interval, change.points) if change else (interval,),
-            tone=_tone(change),
-            span=(self.low, self.high),
-            at=self.value,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +35,32 @@ class ChatScores:
     """What the chat models of a run score, in the order of their training."""
 
     models: tuple[Stage, ...]  # those that were evaluated
-    tasks: Mapping[str, tuple[TaskScore | None, ...]]  # by task; None: not asked, or failed
-    chatcore: tuple[Score | None, ...]  # None: a task could not be evaluated
-    # By task, and of "chatcore": the difference from the model before; None where there is none.
+    # By task, and of CHATCORE; None: not asked, or failed; of CHATCORE that a task failed.
+    scores: Mapping[str, tuple[Score | None, ...]]
+    # Of the same names: the difference from the model before; None where there is none.
     changes: Mapping[str, tuple[Delta | None, ...]]
 
     @property
+    def tasks(self) -> list[str]:
+        """The tasks that a model was asked, and their kinds of turns, by name."""
+        return [name for name in self.scores if name != CHATCORE]
+
+    def cells(self, name: str, *, missing: Cell) -> tuple[Cell, ...]:
+        """Return a score by model, each with the difference from the model before."""
+        pairs = zip(self.scores[name], self.changes[name], strict=True)
+        return tuple(_cell(score, change) if score else missing for score, change in pairs)
+
+    @property
     def chatcore_row(self) -> tuple[Cell, ...]:
-        """ChatCORE by model, with its interval and the difference from the model before."""
-        changes = self.changes.get("chatcore", (None,) * len(self.models))
-        return tuple(map(_chatcore_cell, self.chatcore, changes))
+        """ChatCORE by model."""
+        return self.cells(CHATCORE, missing=Cell("not known"))
 
     @property
     def course(self) -> str:
         """ChatCORE by model, in a line."""
         shown = (
             f"{f'{score.value:.3f}' if score else 'not known'} after {model.label}"
-            for model, score in zip(self.models, self.chatcore, strict=True)
+            for model, score in zip(self.models, self.scores[CHATCORE], strict=True)
         )
         return f"ChatCORE: {', '.join(shown)}"
 
@@ -69,10 +68,11 @@ class ChatScores:
     def losses(self) -> str:
         """The tasks that a stage made worse, in a line; the largest losses first."""
         found: list[tuple[float, str]] = []
-        for task, scores in self.tasks.items():
-            steps = zip(self.models[1:], pairwise(scores), self.changes[task][1:], strict=True)
+        for task in self.tasks:
+            pairs = pairwise(self.scores[task])
+            steps = zip(self.models[1:], pairs, self.changes[task][1:], strict=True)
             for model, (before, after), change in steps:
-                if before and after and change and is_loss(change):
+                if before and after and change and _tone(change) == "worse":
                     shares = f"{percent(before.value)} -> {percent(after.value)}"
                     found.append((change.value, f"{task} {shares} after {model.label}"))
         if not found:
@@ -80,46 +80,43 @@ class ChatScores:
         return f"worse: {listed([text for _, text in sorted(found)], _MAX_LOSSES)}"
 
 
-def is_loss(change: Delta | None) -> bool:
-    """Return whether a score fell beyond chance: the 95 % interval excludes 0."""
-    return change is not None and change.is_clear and change.value < 0
-
-
 def _tone(change: Delta | None) -> str:
-    return "worse" if is_loss(change) else "better" if change and change.is_clear else ""
+    """Return whether a score changed beyond chance: the 95 % interval excludes 0."""
+    if change is None or not change.is_clear:
+        return ""
+    return "worse" if change.value < 0 else "better"
 
 
-def _chatcore_cell(score: Score | None, change: Delta | None) -> Cell:
-    if score is None:
-        return Cell("not known")
+def _cell(score: Score, change: Delta | None = None) -> Cell:
+    """Return a score with its interval and the difference from the model before; a share drawn."""
+    tone = _tone(change)
+    if isinstance(score, TaskScore):
+        low, high = score.low, score.high
+        interval = f"{100 * low:.1f} to {percent(high)}, {score.correct} of {score.total}"
+        notes = (interval, change.points) if change else (interval,)
+        return Cell(percent(score.value), notes, tone=tone, span=(low, high), at=score.value)
     interval = [] if score.low is None else [f"{score.low:.3f} to {score.high:.3f}"]
-    notes = (*interval, *([change.number(decimals=3)] if change else []))
-    return Cell(f"{score.value:.3f}", notes, tone=_tone(change))
+    notes = (*interval, *([change.text(decimals=3)] if change else []))
+    return Cell(f"{score.value:.3f}", notes, tone=tone)
 
 
 def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
     """Return the scores of chat models by their evaluations. Raises ArtifactError."""
     models = tuple(model for model in CHAT_MODELS if model.name in evaluations)
     artifacts = [evaluations[model.name] for model in models]
-    trees = [artifact.read_json("scores.json") for artifact in artifacts]
     files = [(artifact.manifest.name, artifact.find) for artifact in artifacts]
-    tasks = [task_scores(tree) for tree in trees]
-    chatcore = tuple(measured(tree, "chatcore") for tree in trees)
-    numbers: list[dict[str, Score]] = [
-        {**of_model, **({"chatcore": score} if score else {})}
-        for of_model, score in zip(tasks, chatcore, strict=True)
-    ]
-    steps = list(zip(pairwise(numbers), map(pair, files, files[1:]), strict=True))
+    scores: list[dict[str, Score]] = []
+    for tree in (artifact.read_json("scores.json") for artifact in artifacts):
+        chatcore = measured(tree, CHATCORE)
+        scores.append({**task_scores(tree), **({CHATCORE: chatcore} if chatcore else {})})
+    steps = list(zip(pairwise(scores), map(pair, files, files[1:]), strict=True))
+    names = sorted({CHATCORE, *(name for of_model in scores for name in of_model)})
     return ChatScores(
         models=models,
-        tasks={
-            name: tuple(of_model.get(name) for of_model in tasks)
-            for name in sorted({name for of_model in tasks for name in of_model})
-        },
-        chatcore=chatcore,
+        scores={name: tuple(of_model.get(name) for of_model in scores) for name in names},
         changes={
             name: (
-                None,
+                *([None] if models else []),
                 *(
                     delta_of(old[name], new[name], pairs.differences.get(name))
                     if name in old and name in new
@@ -127,7 +124,7 @@ def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
                     for (old, new), pairs in steps
                 ),
             )
-            for name in sorted({name for of_model in numbers for name in of_model})
+            for name in names
         },
     )
 
@@ -211,9 +208,7 @@ def turns_section(chat: ChatScores) -> Section | None:
 def _score_rows(chat: ChatScores, tasks: Iterable[str]) -> Iterator[tuple[str | Cell, ...]]:
     """Yield a row for each task, with a cell for each model."""
     for task in tasks:
-        scores = zip(chat.tasks[task], chat.changes[task], strict=True)
-        cells = (s.cell(change) if s else Cell("", ("not asked",)) for s, change in scores)
-        yield task, *cells
+        yield task, *chat.cells(task, missing=Cell("", ("not asked",)))
 
 
 def core_section(scores: Mapping[str, Any]) -> Section | None:
@@ -238,7 +233,7 @@ def core_section(scores: Mapping[str, Any]) -> Section | None:
         table=Table(
             columns=texts("task", "right", "above guessing"),
             rows=[
-                (task, score.cell(), Cell(f"{score.centred:.3f}", at=score.centred))
+                (task, _cell(score), Cell(f"{score.centred:.3f}", at=score.centred))
                 for task, score in tasks.items()
             ],
         ),

@@ -6,13 +6,12 @@ as failed and names it; the same flow run again builds what is missing.
 
 import contextlib
 import math
-import queue
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, as_completed
 from prefect.logging import get_run_logger
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
@@ -196,7 +195,6 @@ class _Work:
     retries: int
     futures: dict[str, PrefectFuture[Built]] = field(default_factory=dict[str, Any])
     records: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
-    ended: "queue.SimpleQueue[str]" = field(default_factory=lambda: queue.SimpleQueue())
     # By label of the units that ended; None: it failed, or one that it needs did.
     built: dict[str, Built | None] = field(default_factory=dict[str, Any])
     errors: dict[str, NanochatError] = field(default_factory=dict[str, Any])  # of units that failed
@@ -218,9 +216,10 @@ class _Work:
 
     def wait(self) -> None:
         """Wait until another unit has ended. Raises StageInterrupted if the sweep was stopped."""
-        label = self.ended.get()
-        future = self.futures[label]
+        running = {f: label for label, f in self.futures.items() if label not in self.built}
+        future = next(as_completed(list(running)))
         future.wait()  # it has ended: this only reads its state
+        label = running[future]
         if self.context.stop.is_set():
             raise StageInterrupted(f"sweep {self.sweep.name} was stopped")
         state = future.state
@@ -257,7 +256,7 @@ class _Work:
         return dict(built.manifest.ref for built in mine if built)
 
     def _submit(self, unit: Unit, member: Member) -> None:
-        future = submit(
+        self.futures[unit.label] = submit(
             unit.stage,
             self._context_of(unit, member),
             self.runs[member.label],
@@ -266,12 +265,6 @@ class _Work:
             retries=self.retries,
             label=unit.label,
         )
-        self.futures[unit.label] = future
-
-        def note_end(_: PrefectFuture[Built]) -> None:
-            self.ended.put(unit.label)
-
-        future.add_done_callback(note_end)
 
     def _context_of(self, unit: Unit, member: Member) -> BuildContext:
         """Return the context that the unit is built in, for the member that wants it first.

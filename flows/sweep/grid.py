@@ -17,14 +17,12 @@ from flows.plan.planned import open_settings
 from flows.profiles import Profile
 from flows.render.text import count
 from flows.run_request import RunRequest, shared
-from flows.stages import Stage, stage_named
-from flows.sweep.request import METRICS, SweepRequest
+from flows.sweep.request import DEPTH, METRICS, SweepRequest
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import flops_per_token, num_params, num_scaling_params
 
 MAX_RUNS = 100
-DEPTH = "model.depth"
 _SHARDS = "shards.num_shards"
 SIZE_HEAD = ("parameters", "scaling", "tokens", "tokens/param", "FLOPs")
 _EXAMPLE = "for example --vary optimizer.muon_lr=0.01,0.03"
@@ -86,19 +84,9 @@ class Sweep:
     members: tuple[Member, ...]  # the first ones are submitted first
 
     @property
-    def stage(self) -> Stage:
-        """The last stage of each run."""
-        return stage_named(self.request.stage)
-
-    @property
     def largest(self) -> Member:
         """The member with the largest model; its placement is that of all, as it needs most."""
         return max(self.members, key=lambda member: member.depth)
-
-    @property
-    def is_series(self) -> bool:
-        """True if only the depth is varied."""
-        return _is_series(self.request)
 
     @property
     def metric(self) -> str:
@@ -160,7 +148,7 @@ def open_sweep(request: SweepRequest) -> Sweep:
     )
     return Sweep(
         name=name,
-        head=("depth", *SIZE_HEAD) if _is_series(request) else ("point", *_titles(list(varied))),
+        head=("depth", *SIZE_HEAD) if request.is_series else ("point", *_titles(list(varied))),
         members=tuple(
             Member(label=label, request=run, profile=open_settings(run)) for label, run in members
         ),
@@ -182,7 +170,7 @@ def _points(
         if profile not in seen:
             label = f"p{len(points)}" if points else "base"
             cells = _cells(profile, list(varied))
-            if _is_series(request):
+            if request.is_series:
                 label = f"d{profile.run.model.depth}"
                 cells = size_of(profile.run).cells
             points.append(SweepPoint(label=label, settings=settings, cells=(label, *cells)))
@@ -241,10 +229,6 @@ def _check(request: SweepRequest, varied: Mapping[str, Sequence[str]]) -> None:
             f"the grid is of {runs} runs, expected at most {MAX_RUNS}",
             hint="vary fewer values, or give fewer --seeds",
         )
-
-
-def _is_series(request: SweepRequest) -> bool:
-    return [text.partition("=")[0].strip() for text in request.vary] == [DEPTH]
 
 
 def _with_same_text(request: SweepRequest, combinations: Sequence[Sequence[str]]) -> SweepRequest:

@@ -66,7 +66,7 @@ def units_of(sweep: Sweep, stages: Sequence[Stage] | None = None) -> tuple[Unit,
     """Return the units to build, inputs first: one of a stage for all members that can share it."""
     found: list[Unit] = []
     of_member: dict[tuple[str, str], Unit] = {}
-    for stage in stages or stages_with({}, until=sweep.stage.name):
+    for stage in stages or stages_with({}, until=sweep.request.stage):
         alike: dict[tuple[bytes | str, ...], list[Member]] = {}
         for member in sweep.members:
             # The same settings and the same input units give the same fingerprint. Labels are
@@ -105,7 +105,7 @@ def plan_sweep(
     will_run: bool = True,
 ) -> SweepPlan:
     """Plan every member. The arguments, and what it raises, are as for `plan_run`."""
-    request, largest, until = sweep.request, sweep.largest.profile, sweep.stage.name
+    request, largest, until = sweep.request, sweep.largest.profile, sweep.request.stage
     # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
     # one resolution of names, since one that moves in between must not give members other data.
     placement = make_placement(

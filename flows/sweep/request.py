@@ -15,6 +15,7 @@ from flows.run_request import (
 )
 from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN
 
+DEPTH = "model.depth"
 SEEDS = (42, 43, 44)
 # Stages whose artifact has a score, and its metric.
 METRICS = {
@@ -73,3 +74,8 @@ class SweepRequest(BuildParameters):
         ),
     ] = None
     nodes: Nodes = 1
+
+    @property
+    def is_series(self) -> bool:
+        """True if only the depth is varied."""
+        return [text.partition("=")[0].strip() for text in self.vary] == [DEPTH]

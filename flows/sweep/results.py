@@ -23,7 +23,7 @@ from flows.identity.manifest import Manifest
 from flows.render.page import Page, Section
 from flows.render.paired import Delta
 from flows.render.table import Table, numbers, texts
-from flows.render.vega import Panel, picture
+from flows.render.vega import Panel
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.plan import Results
 from flows.sweep.plots import Series, difference_panel, series_of
@@ -202,7 +202,7 @@ def report_of_sweep(
 
 def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
     """Return the laws of a sweep over depths; None if other settings vary, or no loss is scored."""
-    if not sweep.is_series or direction(sweep.metric) > 0:
+    if not sweep.request.is_series or direction(sweep.metric) > 0:
         return None
     # The members begin with every point's first seed; size follows from no seed.
     runs = {m.depth: m.profile.run for m in sweep.members[: len(sweep.points)]}
@@ -269,7 +269,7 @@ def _row(sweep: Sweep, each: PointResult, *, has_core: bool) -> tuple[str, ...]:
         *each.point.cells,
         f"{len(each.scores)} of {len(sweep.request.seeds)}",
         _number(each.mean),
-        difference.number(decimals=_DECIMALS) if difference else "",
+        difference.text(decimals=_DECIMALS) if difference else "",
         *((_number(each.core),) if has_core else ()),
         "failed" if each.has_failed else f"stopped {each.stopped}" if each.stopped else "",
     )
@@ -314,7 +314,7 @@ def _best(sweep: Sweep, best: PointResult) -> str:
         )
     assert best.difference is not None
     assert best.mean is not None
-    text = best.difference.number(decimals=_DECIMALS)
+    text = best.difference.text(decimals=_DECIMALS)
     is_noise = len(best.scores) > 1 and not best.difference.is_clear
     doubt = "; not significant" if is_noise else ""
     settings = ", ".join(best.point.settings)
@@ -358,21 +358,12 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
 def write_files(home: Path, report: SweepReport) -> Path:
     """Write the files to HOME/sweep/NAME, each atomically, replacing older ones; return the page.
 
-    The numbers are next to it, as .json, and so is the picture, as .svg, if anything was measured.
-    Raises ConfigError if this machine cannot draw, or cannot write there.
+    The numbers are next to it, as .json. Raises ConfigError if this machine cannot write there.
     """
-    directory = home / "sweep" / report.page.heading
-    # Everything is rendered before the first write: a failure leaves the older files as they were.
-    content = report.page.html
-    drawing = picture(report.pictures[:1]) if report.pictures else None
-    page = directory / "sweep.html"
-    with writing(directory, ConfigError):
-        directory.mkdir(parents=True, exist_ok=True)
+    page = home / "sweep" / report.page.heading / "sweep.html"
+    content = report.page.html  # drawn before the first write: a failure leaves the older files
+    with writing(page.parent, ConfigError):
+        page.parent.mkdir(parents=True, exist_ok=True)
         write_json(page.with_suffix(".json"), report.tree)
         write_whole(page, content.encode())
-        if drawing:
-            write_whole(page.with_suffix(".svg"), drawing.encode())
-        else:
-            # One of an earlier run would show points that are not in the page.
-            page.with_suffix(".svg").unlink(missing_ok=True)
     return page

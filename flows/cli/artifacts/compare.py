@@ -14,7 +14,7 @@ from flows.artifacts.runs import Run
 from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
 from flows.cli.output import age, print_json, print_lines, print_warning
 from flows.cli.requests import command_of_run
-from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
+from flows.compare.score_table import Compared, score_rows, stage_title
 from flows.identity.diff import Change, differ
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
@@ -93,8 +93,8 @@ def compare(
     compared = Compared(
         names=references,
         changes=_changes(differences),
-        scores=score_rows(stages),
-        others=other_rows(stages),
+        scores=[*score_rows(stages, evaluated=True)],
+        others=[*score_rows(stages, evaluated=False)],
         charts=[chart for of_stage in curves.values() for chart in of_stage],
         same=list(dict.fromkeys(stage_title(s["stage"]) for s in stages if s["same"])),
     )

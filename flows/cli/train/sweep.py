@@ -16,8 +16,8 @@ from flows.render.table import as_lines
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import BASE_EVAL
-from flows.sweep.grid import DEPTH, open_sweep
-from flows.sweep.request import SEEDS, SweepRequest
+from flows.sweep.grid import open_sweep
+from flows.sweep.request import DEPTH, SEEDS, SweepRequest
 from nanochat_core.errors import ConfigError
 
 
@@ -92,8 +92,6 @@ def sweep(
         return
     took = duration(time.monotonic() - began)
     files = [f"page     {made.page}", f"numbers  {made.page.with_suffix('.json')}"]
-    if made.report.pictures:
-        files.insert(1, f"picture  {made.page.with_suffix('.svg')}")
     print_lines(["", f"finished in {took}", "", made.report.table])
     print_lines(["", *made.report.sentences, "", *made.cost_lines, *files])
 

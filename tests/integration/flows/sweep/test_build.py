@@ -21,6 +21,7 @@ class Ended:
 
     def __init__(self, made: Any, error: Exception | None = None) -> None:
         self._made = made
+        self._final_state = "it has one"  # which `as_completed` reads
         self._error = error or StageInterrupted("the run is being stopped")
         self.state = SimpleNamespace(
             is_completed=lambda: made is not None,
@@ -29,10 +30,6 @@ class Ended:
             is_cancelled=lambda: False,
             result=self._fail,
         )
-
-    def add_done_callback(self, note: Any) -> None:
-        """Call it at once."""
-        note(self)
 
     def wait(self) -> None:
         """Return at once."""

@@ -80,7 +80,7 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(whole, toys):
     run_sweep(toys, toy_sweep(VARY), "sweep-resumed")
 
     expected = files_of(whole[0].home)
-    assert expected.keys() == {"sweep.html", "sweep.json", "sweep.svg"}
+    assert expected.keys() == {"sweep.html", "sweep.json"}
     assert files_of(toys.home) == expected
 
 

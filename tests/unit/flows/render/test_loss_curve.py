@@ -5,7 +5,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from flows.render.charts import charts_of
-from flows.render.vega import COLOURS, LIGHT, Panel, channel, layer, picture, picture_url
+from flows.render.vega import COLOURS, LIGHT, Panel, channel, layer, picture_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -57,7 +57,7 @@ def test_a_text_that_looks_like_a_colour_stays_as_it_is():
     axis = channel("step", scale={}, title="var(--x)")
     layers = [layer([{"step": 1}], "point", {"color": COLOURS["accent"]}, x=axis)]
     panel = Panel(title="a", caption="b", layers=layers, width=100, height=100, padding={})
-    drawing = picture([panel])
+    drawing = unquote(picture_url([panel]))
     assert "var(--x)" in drawing
     assert LIGHT["accent"] in drawing
 

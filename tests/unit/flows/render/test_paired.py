@@ -116,7 +116,7 @@ def test_pairs_narrow_the_interval_of_a_difference():
 def test_a_difference_is_clear_if_its_interval_leaves_out_0():
     assert Delta(value=0.2, low=0.1, high=0.3).is_clear
     assert not Delta(value=0.2, low=-0.1, high=0.3).is_clear
-    assert Delta(value=0.2, low=-0.1, high=0.3).number() == "+0.2 (-0.1 to +0.3)"
+    assert Delta(value=0.2, low=-0.1, high=0.3).text() == "+0.2 (-0.1 to +0.3)"
     assert Delta(value=-0.2, low=-0.3, high=-0.1).points == "-20.0 points (-30.0 to -10.0)"
     assert not Delta(value=0.2).is_clear
     assert Delta(value=0.2).points == "+20.0 points"

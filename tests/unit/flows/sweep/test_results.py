@@ -95,10 +95,10 @@ def test_other_text_is_noted(shows):
 
 def test_the_page_holds_all_that_it_shows(tmp_path):
     one = write_files(tmp_path, report())
-    page, drawing = one.read_text(), one.with_suffix(".svg").read_text()
+    page = one.read_text()
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
     assert "stopped after 1 seed" in page
-    assert all("base 0.02</text>" in each for each in (page, drawing))
+    assert "base 0.02</text>" in page
     points = json.loads(one.with_suffix(".json").read_text())["points"]
     assert points[1]["scores"] == {"1": 2.9, "2": 1.92, "3": 3.89}
     assert points[2]["stopped"]
