@@ -46,11 +46,6 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
     store refuses at the first contact, or for longer than a lease lives. While the store does not
     answer, this waits without a limit.
     """
-    with contextlib.ExitStack() as held:
-        yield _wait(claim, held)
-
-
-def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
     observer, wait = Observer(time.monotonic), claim.wait
     pause = wait.terms.poll
     next_poll = time.monotonic()
@@ -59,8 +54,8 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
         if wait.stop.is_set():
             raise StageInterrupted(f"{claim.ref.stage} was not started: the run is being stopped")
         # What a failed try acquired is released at the end of this block, before the pause.
-        with contextlib.ExitStack() as mine:
-            is_free_here = _take_here(claim, mine)
+        with contextlib.ExitStack() as held:
+            is_free_here = _take_here(claim, held)
             # _take_here has slept: a local lock is polled often, the store seldom.
             if not is_free_here and time.monotonic() < next_poll:
                 continue
@@ -72,14 +67,15 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
                 if reached is None or time.monotonic() - reached > wait.terms.ttl:
                     raise
                 found = None
-            if isinstance(found, HeldLease):
-                mine.enter_context(found.keep(wait.stop, beat=wait.terms.beat))
-                # Hand everything to the caller's stack: `mine` releases nothing any more.
-                held.enter_context(mine.pop_all())
             if isinstance(found, LeaseHolder):
                 _report(found, wait)
             elif found is not None:  # else this waits for the device alone
-                return found
+                if isinstance(found, HeldLease):
+                    held.enter_context(found.keep(wait.stop, beat=wait.terms.beat))
+                else:
+                    held.close()
+                yield found
+                return
         if is_free_here:  # nothing is held in this pause: other stages may use the device
             wait.stop.wait(pause)
         next_poll = time.monotonic() + pause

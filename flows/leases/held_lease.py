@@ -17,7 +17,7 @@ from typing import Any
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer, observe
 from infra.polling import MARGIN_SECONDS, POLL_SECONDS
-from infra.storage.base import Store, VersionedObject, swap_until_won
+from infra.storage.base import Store, swap_until_won
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 
 _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer decides as little as none
@@ -125,9 +125,9 @@ class HeldLease:
 
     def _write(self, **changes: Any) -> None:
         def swap() -> Lease | None:
-            record, stored = self._read()
+            stored = self._read()
             # From the stored record: an earlier renewal whose answer was lost counts.
-            new = replace(record, beat=record.beat + 1, **changes)
+            new = replace(stored.record, beat=stored.record.beat + 1, **changes)
             is_ours = self._store.put_if_same(
                 self._ref.lease_key, new.to_json(), version=stored.version
             )
@@ -135,17 +135,16 @@ class HeldLease:
 
         self.record = swap_until_won(f"{self._store.url}/{self._ref.lease_key}", swap)
 
-    def _read(self) -> tuple[Lease, VersionedObject]:
+    def _read(self) -> LeaseHolder:
         """Return the stored record if it still names this owner and epoch. Raises LeaseLost."""
         found = observe(self._store, self._ref, None)
         if found is None:
             raise self._lost(": its record was removed")
-        holder, stored = found
-        if not self._is_of(holder.record):
-            raise self._lost(f" to {holder}")
-        if holder.record.released:
+        if not self._is_of(found.record):
+            raise self._lost(f" to {found}")
+        if found.record.released:
             raise self._lost(": it was released")
-        return holder.record, stored
+        return found
 
     def _is_of(self, record: Lease) -> bool:
         # The epoch too: the same claim may acquire the lease again after it was released.
@@ -178,17 +177,16 @@ def try_acquire(
     key = ref.lease_key
 
     def swap() -> HeldLease | LeaseHolder | None:
-        found = observe(store, ref, observer)
+        found, mine = observe(store, ref, observer), claim
         if found is None:
-            is_ours = store.put_if_absent(key, claim.to_json())
-            return HeldLease(store, ref, claim) if is_ours else None
-        holder, stored = found
+            is_ours = store.put_if_absent(key, mine.to_json())
         # Our own claim: no answer said that it is ours.
-        if not holder.has_ended(ttl) and holder.record.owner != claim.owner:
-            return holder
-        mine = replace(claim, epoch=holder.record.epoch + 1)
-        # On the version that was just read: of two processes that take over, one succeeds.
-        is_ours = store.put_if_same(key, mine.to_json(), version=stored.version)
+        elif not found.has_ended(ttl) and found.record.owner != claim.owner:
+            return found
+        else:
+            mine = replace(claim, epoch=found.record.epoch + 1)
+            # On the version that was just read: of two processes that take over, one succeeds.
+            is_ours = store.put_if_same(key, mine.to_json(), version=found.version)
         return HeldLease(store, ref, mine) if is_ours else None
 
     return swap_until_won(f"{store.url}/{key}", swap)

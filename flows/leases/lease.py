@@ -22,7 +22,7 @@ from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases.process import Process
 from flows.render.text import duration
-from infra.storage.base import Store, VersionedObject
+from infra.storage.base import Store
 
 FORMAT = 3
 TTL = 90.0  # seconds without renewal after which a lease has expired
@@ -56,9 +56,10 @@ class Lease(Process):
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
-    """Another process that builds, as far as its record says."""
+    """The last owner of a lease, as far as its record says."""
 
     record: Lease
+    version: str  # of the stored record
     age: float  # seconds since its last renewal, by the store's clock: for people
     silence: float  # seconds for which the observer saw no renewal; without an observer, the age
 
@@ -102,13 +103,11 @@ def find_holder(
     than its grace, and deletes under the lease, which it takes after hours only.
     """
     found = observe(store, ref, observer)
-    return None if found is None or found[0].has_ended(ttl) else found[0]
+    return None if found is None or found.has_ended(ttl) else found
 
 
-def observe(
-    store: Store, ref: ArtifactRef, observer: Observer | None
-) -> tuple[LeaseHolder, VersionedObject] | None:
-    """Return the last owner of the lease and the stored object, or None if there was no owner."""
+def observe(store: Store, ref: ArtifactRef, observer: Observer | None) -> LeaseHolder | None:
+    """Return the last owner of the lease, whether it still builds or not; None if it had none."""
     asked = observer.clock() if observer else 0.0
     mend = "delete it when no process builds this, then run the command again"
     found = find_versioned(store, ref.lease_key, Lease, format=FORMAT, what="a lease", mend=mend)
@@ -116,4 +115,4 @@ def observe(
         return None
     record, stored = found
     silence = observer.silence(record, asked=asked) if observer else stored.age
-    return LeaseHolder(record=record, age=stored.age, silence=silence), stored
+    return LeaseHolder(record=record, version=stored.version, age=stored.age, silence=silence)

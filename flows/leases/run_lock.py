@@ -5,7 +5,7 @@ The kernel releases the lock when the process ends, however it ends: a file whos
 belongs to a run whose end is not recorded everywhere. The next command records it
 (flows.plan.dead_runs.py). Runs on workers have no lock: Prefect resumes or ends them.
 
-The file has the URL of the run's store, and a second line once only Prefect does not know the end.
+The file has the URL of the run's store, and a second line if only Prefect does not know the end.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from flows.leases import file_lock
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
 
-FINISHED, ENDED = "finished", "ended"  # the second line: by the run itself, by a later command
+FINISHED = "finished"  # the second line
 
 
 @contextlib.contextmanager
@@ -54,26 +54,18 @@ def is_held(home: Path, run: str) -> bool:
     return file_lock.is_held(_path(home, run))
 
 
-def forget_dead(
-    home: Path, store: str, end: Callable[[str], bool], report: Callable[[str, str], bool]
-) -> None:
-    """Call `end`, then `report`, with each run of `store` whose processes have ended.
+def forget_dead(home: Path, store: str, end: Callable[[str, bool], bool]) -> None:
+    """Call `end` with each run of `store` whose processes have ended, and whether it has finished.
 
-    Each is called by one command after the other until it returns True; then the run is forgotten.
-    `report` gets FINISHED or ENDED too; a run that FINISHED needs no `end`. A process that begins
-    to hold the lock of the run again waits meanwhile.
+    One command after the other does so until it returns True; then the run is forgotten. A process
+    that begins to hold the lock of the run again waits meanwhile.
     """
     for path in sorted(home.glob("runs/*.lock")):
         # No file: another command was first. No permission: a home of another user.
         with contextlib.suppress(OSError), path.open("r+", encoding="utf-8") as file:
             lines = file.read().splitlines() if try_flock(file) else []
-            if lines[:1] != [store]:
-                continue
             run = path.name.removesuffix(".lock")
-            if not lines[1:] and end(run):
-                file.write(f"{ENDED}\n")
-                lines.append(ENDED)
-            if lines[1:] and report(run, lines[1]):
+            if lines[:1] == [store] and end(run, lines[1:] == [FINISHED]):
                 path.unlink()
 
 

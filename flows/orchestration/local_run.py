@@ -55,7 +55,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
     logging.raiseExceptions = False  # Prefect writes into the display that logs were not sent
     if (api_url := prefect_server.shared_server(home)) is not None:
         check_answers(api_url)
-        prefect_server.use_server(home, api_url, console_logs=False)
+        prefect_server.use_server(home, api_url)
         return api_url
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
@@ -63,7 +63,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
         threading.Thread(target=build_kernels, daemon=True).start()
     # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)
-    prefect_server.use_server(home, server.api_url, console_logs=False)
+    prefect_server.use_server(home, server.api_url)
     # The import takes a second, in which the server comes up.
     importlib.import_module("flows.orchestration.pipeline")
     prefect_server.wait_for_server(home, server)

@@ -26,23 +26,20 @@ def end_dead_runs(store: Store, home: Path) -> None:
     Repeated by the next command if the store or Prefect's server cannot be written now.
     """
 
-    def end(run: str) -> bool:
+    def end(run: str, is_finished: bool) -> bool:
+        from infra.prefect.flow_runs import find_flow_runs, report_ended
+
         try:
             _end(store, run)
         except (StoreError, ArtifactError):
             return False
-        return True
-
-    def report(run: str, end: str) -> bool:
-        from infra.prefect.flow_runs import find_flow_runs, report_ended
-
         found = find_flow_runs(home, run)
-        if end == run_lock.FINISHED:
+        if is_finished:
             found = found and [each for each in found if each.name == run]
             return report_ended(home, found, _FINISHED, as_completed=True)
         return report_ended(home, found, _DIED)
 
-    run_lock.forget_dead(home, store.url, end, report)
+    run_lock.forget_dead(home, store.url, end)
 
 
 def settle(store: Store, home: Path, run: Run) -> Run:

@@ -22,7 +22,7 @@ AUTH = "PREFECT_API_AUTH_STRING"
 WEBHOOK = "NANOCHAT_WEBHOOK"
 HOST = "127.0.0.1"
 # No answer, or none of Prefect's: another program's, or a proxy's.
-NO_ANSWER = (httpx.HTTPError, OSError, ValueError, LookupError, TypeError)
+NO_ANSWER = (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, LookupError, TypeError)
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _NOT_ADMITTED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _MAX_SHOWN = 500  # characters of the server's message that an error shows
@@ -49,7 +49,6 @@ def ask(
     body: Any = None,
     method: str | None = None,
     may_lack: bool = False,
-    with_password: bool = True,
 ) -> Any:
     """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
@@ -57,20 +56,17 @@ def ask(
     one of NO_ANSWER without an answer of Prefect's, httpx.HTTPStatusError if it refuses.
     """
     headers = {} if body is None else _csrf_headers(api_url)
-    user, _, password = (os.environ.get(AUTH, "") if with_password else "").partition(":")
-    if with_password and not user and (key := os.environ.get("PREFECT_API_KEY")):
+    user, _, password = os.environ.get(AUTH, "").partition(":")
+    if not user and (key := os.environ.get("PREFECT_API_KEY")):
         headers["Authorization"] = f"Bearer {key}"
-    try:
-        answer = client().request(
-            method or ("GET" if body is None else "POST"),
-            f"{api_url}{path}",
-            json=body,
-            headers=headers,
-            auth=(user, password) if user else None,
-            timeout=ANSWER_SECONDS,
-        )
-    except httpx.InvalidURL as error:  # an address with a wrong port, for example
-        raise ConnectionError(str(error)) from error
+    answer = client().request(
+        method or ("GET" if body is None else "POST"),
+        f"{api_url}{path}",
+        json=body,
+        headers=headers,
+        auth=(user, password) if user else None,
+        timeout=ANSWER_SECONDS,
+    )
     if may_lack and answer.status_code == HTTPStatus.NOT_FOUND:
         return None
     answer.raise_for_status()
@@ -114,9 +110,11 @@ def _csrf_headers(api_url: str) -> dict[str, str]:
 
 def find_refusal(error: Exception) -> ConfigError | None:
     """Return the error of a request that the server refuses, and would refuse again; else None."""
-    if not isinstance(error, httpx.HTTPStatusError) or is_transient(error):
+    if not isinstance(error, httpx.HTTPStatusError):
         return None
     response = error.response
+    if response.is_server_error or response.status_code in _BUSY:
+        return None
     text = response.text
     try:
         tree = response.json()
@@ -132,27 +130,18 @@ def find_refusal(error: Exception) -> ConfigError | None:
     )
 
 
-def is_transient(error: httpx.HTTPStatusError) -> bool:
-    """Return whether the same request may succeed later: the server has failed, or is busy."""
-    return error.response.is_server_error or error.response.status_code in _BUSY
-
-
 def is_prefect(api_url: str) -> bool:
     """Return whether a Prefect server answers; raise ServerError if it refuses our password.
 
     So neither another program nor another server on the port of a home passes for its own.
     """
-    # The health endpoint needs no password, so it cannot show whether ours is right. Without it:
-    # another program must not get it.
     try:
-        if ask(api_url, "/health", with_password=False) is not True:
+        # Prefect's health endpoint needs no password, and another program must not get ours. A
+        # proxy before a shared server may ask for one.
+        health = client().get(f"{api_url}/health", timeout=ANSWER_SECONDS)
+        is_healthy = health.is_success and health.json() is True
+        if not is_healthy and health.status_code not in _NOT_ADMITTED:
             return False
-    except httpx.HTTPStatusError as error:  # a proxy before a shared server may ask for one
-        if error.response.status_code not in _NOT_ADMITTED:
-            return False
-    except NO_ANSWER:
-        return False
-    try:
         ask(api_url, "/admin/version")
     except httpx.HTTPStatusError as error:
         if error.response.status_code not in _NOT_ADMITTED:

@@ -48,11 +48,6 @@ class FlowRun:
         """Return whether it crashed, and will be resumed without a command."""
         return self.type == "CRASHED" and AUTO_RESUME in self.tags
 
-    @property
-    def is_request(self) -> bool:
-        """Return whether it builds one stage, requested by a run."""
-        return any(tag.startswith("request:") for tag in self.tags)
-
 
 def page_of(ui_url: str, flow_run: str) -> str:
     """Return the address of a flow run's page, in the look of pages that `nanochat up` leads to.
@@ -178,7 +173,7 @@ def report_ended(
         return shared_server(home) is None and not (home / "prefect").exists()
     try:
         for flow_run in found:
-            if flow_run.is_request:
+            if any(tag.startswith("request:") for tag in flow_run.tags):
                 continue
             if flow_run.is_live or as_completed:
                 state = "COMPLETED" if as_completed else "CRASHED"

@@ -233,12 +233,12 @@ def end_process(process: psutil.Process, seconds: float) -> None:
         ) from error
 
 
-def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
+def use_server(home: Path, api_url: str) -> None:
     """Point this process's Prefect at a server. Call it before Prefect is first imported.
 
-    Without `console_logs`, the logs of Prefect and of the flow go to the server only.
+    The logs of Prefect and of the flow go to the server only.
     """
-    os.environ.update(client_environment(home, api_url, console_logs=console_logs))
+    os.environ.update(client_environment(home, api_url, console_logs=False))
     # Jobs inherit this environment, and only the server needs the database.
     for name in [name for name in os.environ if name.startswith(DATABASE) or name in PROFILE]:
         del os.environ[name]
@@ -247,7 +247,7 @@ def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
 
 
 def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[str, str]:
-    """Return the environment variables that `use_server` sets."""
+    """Return the settings of a Prefect client; without `console_logs` only the server logs."""
     environment = {
         **_settings(home),
         **({AUTH: os.environ[AUTH]} if AUTH in os.environ else {}),

@@ -158,7 +158,7 @@ def test_a_profile_of_the_users_own_prefect_is_no_setting_of_ours(
     monkeypatch.setenv("PREFECT_PROFILE", "mine")  # Prefect would warn that our home has none
     code = (
         "import sys\nfrom pathlib import Path\nfrom infra.prefect.server import use_server\n"
-        "use_server(Path(sys.argv[1]), 'http://127.0.0.1:1/api', console_logs=False)\n"
+        "use_server(Path(sys.argv[1]), 'http://127.0.0.1:1/api')\n"
         "import prefect.context\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -15,11 +15,11 @@ def dead(home: Path, *, store: str = STORE, is_ended: bool = True) -> list[str]:
     """The runs whose processes have ended, which are forgotten if `is_ended`."""
     found: list[str] = []
 
-    def end(run: str) -> bool:
-        found.append(run)
+    def end(run: str, is_finished: bool) -> bool:
+        found.append(f"{run} finished" if is_finished else run)
         return is_ended
 
-    forget_dead(home, store, end, lambda run, end: True)
+    forget_dead(home, store, end)
     return found
 
 
@@ -52,32 +52,14 @@ def test_runs_that_ended_by_an_error_are_found_until_they_are_ended(tmp_path):
         assert is_held(tmp_path, "tiny-3")
 
 
-def test_a_run_that_was_ended_is_only_reported_until_it_begins_again(tmp_path):
-    def calls(*, is_ended: bool = True, is_reported: bool) -> list[str]:
-        found: list[str] = []
-        forget_dead(
-            tmp_path,
-            STORE,
-            lambda run: found.append(f"end {run}") or is_ended,
-            lambda run, end: found.append(f"report {run} {end}") or is_reported,
-        )
-        return found
-
-    die(tmp_path, "a", "b")
-    with hold(tmp_path, "c", store=STORE, unreported=[FINISHED]):
+def test_a_run_that_has_finished_is_found_so_until_it_begins_again(tmp_path):
+    with hold(tmp_path, "a", store=STORE, unreported=[FINISHED]):
         pass
-    assert calls(is_ended=False, is_reported=False) == ["end a", "end b", "report c finished"]
-    reported = ["report b ended", "report c finished"]
-    assert calls(is_reported=False) == ["end a", "report a ended", "end b", *reported]
-    assert calls(is_reported=False) == ["report a ended", *reported]
-    die(tmp_path, "c")
-    assert calls(is_reported=True) == [
-        "report a ended",
-        "report b ended",
-        "end c",
-        "report c ended",
-    ]
-    assert calls(is_reported=True) == []
+    for _ in range(2):
+        assert dead(tmp_path, is_ended=False) == ["a finished"]
+    die(tmp_path, "a")
+    assert dead(tmp_path) == ["a"]
+    assert dead(tmp_path) == []
 
 
 def test_runs_of_another_store_are_left_to_its_commands(tmp_path):
@@ -108,12 +90,12 @@ def test_a_run_that_begins_again_while_its_end_is_recorded_is_alive_afterwards(t
 
     thread = threading.Thread(target=begin_again)
 
-    def end(run: str) -> bool:
+    def end(run: str, is_finished: bool) -> bool:
         thread.start()
         assert not has_begun.wait(0.1)  # it waits, and must not take the file that is removed next
         return True
 
-    forget_dead(tmp_path, STORE, end, lambda run, end: True)
+    forget_dead(tmp_path, STORE, end)
     assert has_begun.wait(100)
     assert is_held(tmp_path, "tiny-1")
     assert dead(tmp_path) == []
