@@ -29,6 +29,7 @@ from infra.storage.files import try_flock, writing
 from nanochat_core.errors import ArtifactError
 
 _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new)?")
+_FOLDERS = ("files", "logs")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
 
 
@@ -60,24 +61,18 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     def find_copy(self, manifest: Manifest) -> Path | None:
         """Return the artifact's directory, in use from now on, or None. It is not verified."""
         entry = self._entry(manifest)
-        if not _is_directory(entry):
+        if not entry.is_dir():
             return None
         with writing(entry, ArtifactError):
             self._use(entry)
         # Again: before the lock was held another process could have removed it.
-        return entry if _is_directory(entry) else None
+        return entry if entry.is_dir() else None
 
     def use(self, manifest: Manifest) -> Path:
         """Return the path of an artifact, in use from now on, whether or not it exists."""
         entry = self._entry(manifest)
         with writing(entry, ArtifactError):
-            stage = entry.parent
-            stage.mkdir(parents=True, exist_ok=True)
-            if stage.is_symlink():
-                raise ArtifactError(
-                    f"{stage} is a link to {stage.resolve()}, and the cache holds no links",
-                    hint="remove it; to have the cache elsewhere, set NANOCHAT_HOME",
-                )
+            entry.parent.mkdir(parents=True, exist_ok=True)
             self._use(entry)
         return entry
 
@@ -113,7 +108,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
 
     def _entries(self) -> Iterator[Path]:
         """Yield the cached artifacts, whole or not. Ignores other files."""
-        for stage in filter(_is_directory, self.directory.iterdir()):
+        for stage in filter(Path.is_dir, self.directory.iterdir()):
             found = [_NAME.fullmatch(path.name) for path in stage.iterdir()]
             for name in sorted({match["name"] for match in found if match}):
                 yield stage / name
@@ -147,14 +142,10 @@ def _complete(store: Store, manifest: Manifest, directory: Path, on_bytes: OnByt
 
     One that exists is repaired in place: another process may be reading the whole files in it.
     """
-    if not _is_directory(directory):
-        directory.unlink(missing_ok=True)  # a link
     exists, unfinished = directory.exists(), _unfinished(directory)
     target = directory if exists else unfinished / "whole"
-    for folder in ("files", "logs"):
-        if not _is_directory(target / folder):
-            (target / folder).unlink(missing_ok=True)
-            (target / folder).mkdir(parents=True)
+    for folder in _FOLDERS:
+        (target / folder).mkdir(parents=True, exist_ok=True)
     places = list(_places(manifest, target))
     # A stage may read a whole directory, and then any file that the manifest does not name.
     for intruder in set(_files_below(target)) - {path for _, path in places}:
@@ -179,29 +170,22 @@ def _is_whole(manifest: Manifest, directory: Path) -> bool:
         if (directory / "manifest.json").read_bytes() != manifest.to_json():
             return False
         places = list(_places(manifest, directory))
-        found = set(_files_below(directory)) if _is_directory(directory) else set[Path]()
-        return found == {path for _, path in places} and not find_missing(places)
+        is_exact = set(_files_below(directory)) == {path for _, path in places}
+        return is_exact and not find_missing(places)
     except OSError:  # the repair will succeed or say what is wrong
         return False
 
 
 def _places(manifest: Manifest, directory: Path) -> Iterator[Place]:
-    for folder, files in (("files", manifest.files), ("logs", manifest.logs)):
+    for folder, files in zip(_FOLDERS, (manifest.files, manifest.logs), strict=True):
         for file in files:
             yield file, directory / folder / file.path
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
     """Yield everything in files/ and logs/ but directories; a link to a directory is yielded."""
-    for folder in ("files", "logs"):
-        if _is_directory(directory / folder):
-            yield from files_below(directory / folder)
-        else:
-            yield directory / folder
-
-
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    for folder in _FOLDERS:
+        yield from files_below(directory / folder)
 
 
 def _unfinished(entry: Path) -> Path:

@@ -34,7 +34,7 @@ from flows.artifacts.transfer import fetch_file
 from flows.identity.manifest import File
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import ObjectNotFound, Store
+from infra.storage.base import Store
 from infra.storage.files import sha256_of, writing
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
@@ -58,8 +58,7 @@ def send(
 
     Files that are `there` in the store, by name and contents, need not be in `directory`.
     `check_lease` raises if the job's lease is lost; `check_wanted`, called after every few MB, if
-    this checkpoint need not be sent any more. Raises StoreError, and ArtifactError if an upload
-    arrived incomplete.
+    this checkpoint need not be sent any more. Raises StoreError.
     """
     check_lease()  # only saves work: the call right before the commit decides
     commit = _commit(directory)
@@ -75,8 +74,6 @@ def send(
             store.upload(file.key, directory / name, on_bytes=lambda _: check_wanted())
         files.append(file)
     files += _send_records(store, job, attempt)
-    for file in files:
-        check_arrived(store, file)
     record = StoredCheckpoint(
         step=commit["step"],
         total=commit["total"],
@@ -85,22 +82,11 @@ def send(
         owner=owner,
         epoch=fencing_token,
     )
-    # The record last, after the check: without it the files are no checkpoint, and an owner that
-    # was replaced while it uploaded must not commit.
+    # The record last: without it the files are no checkpoint, and an owner that was replaced while
+    # it uploaded must not commit.
     check_lease()
     store.put(f"{attempt}/{COMMIT}", encode_record(asdict(record), format=FORMAT))
     return record.step
-
-
-def check_arrived(store: Store, file: File) -> None:
-    """Raise ArtifactError if an uploaded file is not in the store with all its bytes."""
-    # A store may report success for a part of the bytes. Contents are verified when fetched.
-    try:
-        size = store.head(file.key).size
-    except ObjectNotFound as error:
-        raise ArtifactError(f"{file.key} was uploaded and is not there") from error
-    if size != file.size:
-        raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
 
 
 def prune(store: Store, job: Job, *, sent: int) -> None:

@@ -5,7 +5,7 @@ and may lack one or name one that is gone. Only records that are shown are read,
 so the cost does not grow with the store.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from nanochat_core.errors import ArtifactError
 
 GONE = "gone"
 _RUNS = 20  # the latest runs, whose names are looked up
-_TRIES = 4  # index entries tried for each artifact shown: some name artifacts that are gone
 
 Names: TypeAlias = dict[ArtifactRef, tuple[str, ...]]  # tags and names of runs that lead to it
 
@@ -60,7 +59,7 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A list of artifacts, by the table of stages and then newest first."""
+    """A list of artifacts, also gone ones, by the table of stages and then newest first."""
 
     artifacts: tuple[Listed, ...]
     more: int  # index entries that were not read
@@ -81,41 +80,28 @@ class Tagged:
 def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
     """Return the last `count` artifacts of each stage, or of one."""
     index = read_index(store, stage)
-    waiting = {name: index[name] for name in _order(index) if name in index}  # as the table has it
-    entries = sum(map(len, waiting.values()))
-    waiting = {name: found[: _TRIES * count] for name, found in waiting.items()}
-    left_out = entries - sum(map(len, waiting.values()))
-    unread: list[str] = []
-    names = names_of(store, unread=unread)
-    shown: dict[str, list[Listed]] = {name: [] for name in waiting}
-    # Entries whose artifact is gone leave room, so this reads until each stage has `count`: in
-    # batches over all stages, whose records are read in parallel.
-    while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
-        for listed in _look_at_all(store, batch, names):
-            if listed.problem != GONE:
-                shown[listed.ref.stage].append(listed)
-    return Listing(
-        artifacts=tuple(listed for name in shown for listed in shown[name]),
-        more=left_out + sum(map(len, waiting.values())),
-        unread=tuple(unread),
-    )
+    chosen = [ArtifactRef(n, found) for n in _order(index) for found in index.get(n, ())[:count]]
+    return _list(store, chosen, more=sum(map(len, index.values())) - len(chosen))
 
 
 def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
-    """Return the artifacts of a run, also those that are gone."""
+    """Return the artifacts of a run."""
     order = _order(run.stages)
     chosen = [ref for ref in run.refs if stage in (ref.stage, None)]
     chosen.sort(key=lambda ref: order.index(ref.stage))
-    unread: list[str] = []
-    names = names_of(store, unread=unread)
-    return Listing(artifacts=_look_at_all(store, chosen, names), more=0, unread=tuple(unread))
+    return _list(store, chosen)
 
 
 def list_artifact(store: Store, ref: ArtifactRef) -> Listing:
     """Return a list of one artifact."""
+    return _list(store, [ref])
+
+
+def _list(store: Store, refs: Iterable[ArtifactRef], *, more: int = 0) -> Listing:
     unread: list[str] = []
-    listed = _look_at(store, ref, names_of(store, unread=unread))
-    return Listing(artifacts=(listed,), more=0, unread=tuple(unread))
+    names = names_of(store, unread=unread)
+    artifacts = tuple(in_parallel(lambda ref: _look_at(store, ref, names), refs))
+    return Listing(artifacts=artifacts, more=more, unread=tuple(unread))
 
 
 def names_of(store: Store, *, unread: list[str]) -> Names:
@@ -148,18 +134,6 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
 def list_tags(store: Store) -> list[Tagged]:
     """Return every tag, in order of name. A damaged record is noted in its row, not an error."""
     return list(in_parallel(lambda name: _read_tag(store, name), tag_names(store)))
-
-
-def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[ArtifactRef]:
-    """Yield as many artifacts of each stage as are wanted, and remove them from `waiting`."""
-    for stage, fingerprints in waiting.items():
-        batch = fingerprints[: wanted[stage]]
-        del fingerprints[: len(batch)]
-        yield from (ArtifactRef(stage, fingerprint) for fingerprint in batch)
-
-
-def _look_at_all(store: Store, refs: Iterable[ArtifactRef], names: Names) -> tuple[Listed, ...]:
-    return tuple(in_parallel(lambda ref: _look_at(store, ref, names), refs))
 
 
 def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:

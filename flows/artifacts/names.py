@@ -319,10 +319,8 @@ def _fingerprints(store: Store, stage: str, digits: str) -> list[str]:
 
 
 def _candidates(stage: str, fingerprints: list[str]) -> str:
-    """Return a hint that lists a few artifacts, by enough digits to be unique."""
-    lengths = range(len(short(fingerprints[0])), _WHOLE + 1)
-    digits = next(n for n in lengths if len({f[:n] for f in fingerprints}) == len(fingerprints))
-    names = [f"{stage}/{fingerprint[:digits]}" for fingerprint in fingerprints]
+    """Return a hint that lists a few artifacts."""
+    names = [f"{stage}/{short(fingerprint)}" for fingerprint in fingerprints]
     return f"{listed(names, _SHOWN_CANDIDATES)}; `nanochat ls NAME` shows each"
 
 

@@ -8,7 +8,7 @@ keys. A manifest that names files of an older artifact keeps them from being col
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt under its own prefix
 {stage}/{fingerprint}/logs/{attempt}/...
 {stage}/{fingerprint}/manifest.json         last, if absent
-{stage}/{fingerprint}/divergences/{attempt}.json   manifest of one that was second and differed
+{stage}/{fingerprint}/divergences/{digest}.json    manifest of one that was second and differed
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
@@ -17,7 +17,6 @@ import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,7 +26,7 @@ from flows.identity.fingerprint import Identity
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import repair_hint
 from flows.identity.redo import find_redo
-from flows.identity.ref import ArtifactRef, stamp
+from flows.identity.ref import ArtifactRef, short, stamp
 from infra.storage.base import ObjectNotFound, OnBytes, Retry, Store, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
@@ -92,17 +91,9 @@ def publish(
         with _reading_output(identity.stage):
             found = _files_of(identity.stage, output)
             sizes = [path.stat().st_size for path in found]
-
-            def share() -> Shared:
-                # On the outer stack: the pin must hold until the manifest is written, which from
-                # then on keeps the shared files from being collected.
-                # One that was asked for again has files of its own: the store's may be damaged.
-                earlier = (
-                    () if identity.redo else newest_manifests(store, identity.stage, LOOKED_AT)
-                )
-                return stack.enter_context(sharing(store, identity, sizes, earlier))
-
-            shared = retry(share)
+            # On the outer stack: the pin must hold until the manifest is written, which from then
+            # on keeps the shared files from being collected.
+            shared = retry(lambda: stack.enter_context(_sharing(store, identity, sizes)))
 
             def upload(path: Path, on_bytes: OnBytes) -> File:
                 # Retried by file: an outage near the end must not repeat the whole upload.
@@ -130,20 +121,20 @@ def publish(
             provenance=provenance,
             divergences=tuple(retry(lambda: _other_contents(store, identity, digest))),
         )
-        return commit(store, manifest, attempt=attempt, check_lease=check_lease, retry=retry)
+        return commit(store, manifest, check_lease=check_lease, retry=retry)
 
 
 def commit(
     store: Store,
     manifest: Manifest,
     *,
-    attempt: str,
-    check_lease: Callable[[], None],
+    check_lease: Callable[[], None] = lambda: None,
     retry: Retry = call_once,
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
 
-    If another attempt was first, its artifact is adopted. The other arguments as for `publish`.
+    If another attempt was first, its artifact is adopted. The other arguments as for `publish`;
+    without a lease put-if-absent alone lets one of several writers win.
     """
     # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
@@ -157,10 +148,10 @@ def commit(
         # After the manifest: the index decides nothing, and may lack an artifact after a crash.
         retry(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
-    return retry(lambda: _adopt(store, manifest, attempt))
+    return retry(lambda: _adopt(store, manifest))
 
 
-def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
+def _adopt(store: Store, ours: Manifest) -> Published:
     """Return the artifact that was first; record ours if its contents differ."""
     winner = find_manifest(store, ours.ref)
     if winner is None:
@@ -173,7 +164,7 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
         return Published(manifest=ours, adopted=False, divergence=None)
     divergence = None
     if winner.digest != ours.digest:
-        divergence = f"{ours.ref.divergences_prefix}/{attempt}.json"
+        divergence = f"{ours.ref.divergences_prefix}/{short(ours.digest)}.json"
         store.put(divergence, ours.to_json())
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
@@ -181,16 +172,10 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
     """Return the last `count` artifacts of a stage, newest first, read lazily.
 
-    Fewer if many of the latest are gone or damaged.
+    Those of them that are gone or damaged are left out.
     """
-    names = islice(indexed(store, stage), 4 * count)  # bounds the reads where many are gone
-    found = (find_whole(store, ArtifactRef(stage, name)) for name in names)
-    yield from islice((manifest for manifest in found if manifest is not None), count)
-
-
-def indexed(store: Store, stage: str) -> list[str]:
-    """Return the fingerprints that the index has of a stage, the newest first, each once."""
-    return read_index(store, stage).get(stage, [])
+    names = read_index(store, stage).get(stage, [])[:count]
+    return filter(None, (find_whole(store, ArtifactRef(stage, name)) for name in names))
 
 
 def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
@@ -284,17 +269,16 @@ def _add_to_index(store: Store, manifest: Manifest) -> None:
 
 
 @contextlib.contextmanager
-def sharing(
-    store: Store, identity: Identity, sizes: Iterable[int], earlier: Iterable[Manifest]
-) -> Generator[Shared]:
-    """Yield objects of `earlier` artifacts with one of these `sizes`, pinned while the block runs.
+def _sharing(store: Store, identity: Identity, sizes: Iterable[int]) -> Generator[Shared]:
+    """Yield objects of earlier artifacts with one of these `sizes`, pinned while the block runs.
 
     Yields none while garbage is collected.
     """
     large = {size for size in sizes if size >= MIN_SIZE}
     shared: Shared = {}
-    if large:
-        for manifest in earlier:
+    # One that was asked for again has files of its own: the store's may be damaged.
+    if large and not identity.redo:
+        for manifest in newest_manifests(store, identity.stage, LOOKED_AT):
             for file in manifest.files:
                 if file.size in large:
                     shared.setdefault((file.size, file.sha256), file.key)
@@ -323,7 +307,7 @@ def _find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str
 
 
 class _Collecting(Exception):
-    """Garbage is being collected. Caught in `sharing`."""
+    """Garbage is being collected. Caught in `_sharing`."""
 
 
 def _do_not_wait(seconds: float) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from flows.artifacts.publish import find_manifest, indexed
+from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.runs import Run, find_run
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.render.paired import scores_in
-from flows.stages import STAGES
 from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -117,7 +116,8 @@ def _read_manifests(
 ) -> dict[tuple[str, str], Manifest]:
     """Read the manifests in the index and those that runs refer to, by stage and fingerprint."""
     # Both: artifacts outlive the records of their runs, and an entry of the index may be missing.
-    keys = {(s.name, fingerprint) for s in STAGES for fingerprint in indexed(store, s.name)}
+    index = read_index(store)
+    keys = {(stage, fingerprint) for stage, found in index.items() for fingerprint in found}
     keys |= {item for run in runs for item in run.stages.items()}
     refs = [ArtifactRef(*key) for key in sorted(keys)]
     found = _read_each(lambda r: find_manifest(store, r) or f"{r.name} is gone", refs, problems)

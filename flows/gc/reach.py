@@ -85,11 +85,6 @@ class Reachable:
     attempts: set[str] = field(default_factory=set[str])
     revocations: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
 
-    def add(self, edges: Edges) -> None:
-        """Add what one manifest names, without its inputs."""
-        self.attempts |= edges.attempts
-        self.revocations.update(edges.revocations)
-
 
 class Records:
     """A reader of a store's records: in parallel, and each manifest only once."""
@@ -135,18 +130,11 @@ class Records:
             inputs: set[ArtifactRef] = set()
             for place, edges in self.edges(level).items():
                 reached.found.add(place)
-                reached.add(edges)
+                reached.attempts |= edges.attempts
+                reached.revocations.update(edges.revocations)
                 inputs.update(edges.inputs)
             level = inputs - reached.places
         return reached
-
-    def add_divergent(self, pieces: Iterable[Piece], reached: Reachable) -> None:
-        """Add what divergent manifests name: their files stay, their inputs need not."""
-        keys = [piece.name for piece in pieces]
-        for edges in self.read(
-            lambda s, key: (m := Manifest.find(s, key)) and _edges_of(m), keys
-        ).values():
-            reached.add(edges)
 
 
 def read_referrers(records: Records) -> Referrers:
@@ -266,12 +254,6 @@ def make_survey(
     roots = find_roots(inventory, referrers, records, rules, now=now)
     reached = records.follow(roots.places)
     pieces = inventory.pieces.values()
-
-    def is_needed(piece: Piece) -> bool:
-        # A divergent manifest that is young, or whose fingerprint is being worked on.
-        return now - piece.newest <= rules.grace or piece.place in roots.whole
-
-    records.add_divergent([p for p in pieces if p.kind == "divergent" and is_needed(p)], reached)
     # Artifacts that exist, of fingerprints with checkpoints.
     done = records.edges({p.place for p in pieces if p.kind == "checkpoints" and p.place})
 
@@ -286,8 +268,6 @@ def make_survey(
                 return (run := run_of(piece.name)) in roots.kept and run in roots.runs
             case "pin":
                 return now - piece.newest <= rules.keep
-            case "divergent":
-                return is_needed(piece)
             case "checkpoints":  # of an unfinished job, which may be resumed
                 return piece.place not in done and now - piece.newest <= rules.keep
             case "lease":
@@ -330,9 +310,7 @@ def _reached_by_waiting(
         # A run's record that stays for now must not name artifacts that are gone.
         if piece.kind == "run record":
             places.update(roots.runs.get(run_of(piece.name), ()))
-    reached = records.follow(places)
-    records.add_divergent([piece for piece in waiting if piece.kind == "divergent"], reached)
-    return reached
+    return records.follow(places)
 
 
 def _is_reached(piece: Piece, reached: Reachable) -> bool:
@@ -342,7 +320,7 @@ def _is_reached(piece: Piece, reached: Reachable) -> bool:
             return piece.place in reached.places
         case "files" | "logs":
             return piece.name in reached.attempts
-        case "index entry":
+        case "index entry" | "divergent":  # evidence of what exists; files that are late go
             return piece.place in reached.found
         case "revocation":
             # Also without the artifact: what was made from it may have come from another store.

@@ -99,16 +99,16 @@ def identify(
     run: RunConfig,
     inputs: Mapping[str, str],
     *,
-    code: "Code | None" = None,
+    code: "Code",
     records: Mapping[str, str] | None = None,
 ) -> Identity:
     """Return the identity of `stage` in `run`, given the content digest of each of its inputs.
 
     `records` has the digest of each input's manifest and logs, for a stage that reads them. `code`
-    is the code that would run; None reads this repository.
+    is the code that would run.
     """
     assert set(inputs) == {source.name for source in stage.inputs}, (stage.name, sorted(inputs))
-    preimage = preimage_of(stage, run, code=code or Code(REPOSITORY))
+    preimage = preimage_of(stage, run, code=code)
     preimage["inputs"] = dict(inputs)
     if stage.reads_records:
         assert records is not None, stage.name
@@ -204,7 +204,6 @@ class Code:
         self._known = _read_scans(cache) if cache else {}
         self._used: dict[str, Module] = {}
         self._paths: dict[str, Path | None] = {}
-        self._loads: dict[str, list[str]] = {}  # of a name that is imported
         self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
         self._imports: dict[str, list[str]] = {}
 
@@ -289,10 +288,8 @@ class Code:
     def _found(self, name: str) -> list[str]:
         """Return the modules among `name` and the packages above it."""
         # `from a.b import c` gives a.b.c. Whether c is a module or a name shows in the files.
-        if name not in self._loads:
-            above = self._found(name.rpartition(".")[0]) if "." in name else []
-            self._loads[name] = [*above, name] if self._find(name) else above
-        return self._loads[name]
+        above = self._found(name.rpartition(".")[0]) if "." in name else []
+        return [*above, name] if self._find(name) else above
 
     def _find(self, name: str) -> Path | None:
         if name not in self._paths:

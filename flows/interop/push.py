@@ -5,7 +5,6 @@ Files go first, then the manifest, byte for byte the same, by put-if-absent, the
 and the tag: a reader of the target finds a complete artifact or none.
 """
 
-import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -151,9 +150,7 @@ def push(
         with watch(lacking.size) as on_bytes:
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
-                published = commit(
-                    target, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None
-                )
+                published = commit(target, manifest)
                 adopted += [published.manifest] if published.adopted else []
                 _put_redo(source, target, manifest)
         # Records and tags come last: they must not name artifacts that the target lacks.

@@ -22,7 +22,8 @@ import pytest
 from flows.building import gangs
 from flows.building.gangs import build_on_gang, gang_name
 from flows.building.stage_request import StageRequest
-from flows.identity.fingerprint import identify
+from flows.identity.fingerprint import REPOSITORY, Code
+from flows.identity.manifest import identify_from
 from flows.leases.lease import find_holder
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN
@@ -82,7 +83,7 @@ class Caller:
         inputs = seed(self.store, directory)
         sources = {source.name: inputs[source.name] for source in PRETRAIN.inputs}
         chosen = open_profile("tiny", depth=2, overrides=overrides(steps)).run
-        identity = identify(PRETRAIN, chosen, {n: m.digest for n, m in sources.items()})
+        identity = identify_from(PRETRAIN, chosen, sources, code=Code(REPOSITORY))
         self.request = StageRequest(
             stage="pretrain",
             fingerprint=identity.fingerprint,

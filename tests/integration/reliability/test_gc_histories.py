@@ -84,7 +84,7 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
         "_reached_by_waiting",
         lambda *arguments: Reachable(),
         RULES,
-        111,
+        2,
     ),
     "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 0),
 }

@@ -73,21 +73,20 @@ class Referee:
         pinned = self._pinned(within=self.rules.keep + passed)
         places = self._closure([*pinned, *(p for run in runs for p in self._stages_of(run))])
         reached = {_manifest(place) for place in places} & self._records.keys()
-        aside = {key for key in filter(_is_aside, self._records) if _place(key) in pinned}
         reasons = {
             "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
             "names": lambda key: key.rpartition("/")[2].partition("-")[2] in runs,
             "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
             "manifest.json": lambda key: _place(key) in places,
             "revoked.json": lambda key: (
-                _place(key) in places or self._is_under(_place(key), reached | aside)
+                _place(key) in places or self._is_under(_place(key), reached)
             ),
             "redo.json": lambda key: True,
             "lease.json": self._has_company,
-            "divergences": lambda key: key in aside,
+            "divergences": lambda key: _manifest(_place(key)) in reached,
             "checkpoints": lambda key: self._may_be_continued(key, within=self.rules.keep + passed),
-            "files": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
-            "logs": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
+            "files": lambda key: bool(self._named_by.get(key, set()) & reached),
+            "logs": lambda key: bool(self._named_by.get(key, set()) & reached),
             "refs": lambda key: True,
             "gc": lambda key: True,
         }
@@ -288,11 +287,7 @@ def _no(key: str) -> bool:
     return False
 
 
-def _is_aside(key: str) -> bool:
-    return "/divergences/" in key
-
-
 def _is_record(key: str) -> bool:
     names = ("/manifest.json", "/lease.json", "/revoked.json")
     is_one = key.startswith(("runs/", "refs/")) or key.endswith(names)
-    return _is_aside(key) or is_one or key.startswith("gc/pins/")
+    return is_one or key.startswith("gc/pins/")

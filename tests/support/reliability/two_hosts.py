@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from flows.artifacts.publish import find_manifest, publish
-from flows.identity.fingerprint import identify
-from flows.identity.manifest import Manifest
+from flows.identity.fingerprint import REPOSITORY, Code
+from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
@@ -103,10 +103,9 @@ def seed(store: Store, directory: Path, vocab: int = small_training.VOCAB) -> di
             output.mkdir()
             (output / "data").write_text("0")
         inputs = {source.name: done[source.name] for source in stage.inputs}
-        digests = {name: manifest.digest for name, manifest in inputs.items()}
         done[stage.name] = publish(
             store,
-            identify(stage, run, digests),
+            identify_from(stage, run, inputs, code=Code(REPOSITORY)),
             output,
             logs=[],
             inputs=inputs,

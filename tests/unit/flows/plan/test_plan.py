@@ -108,7 +108,7 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_exists(full_
     assert (item.manifest, item.identity) == (old, new.identity)
     checkpoint(full_house, "pretrain", 100)
     shows(full_house.plan(), "pretrain")
-    commit(full_house.store, new, attempt="b", check_lease=lambda: None)
+    commit(full_house.store, new)
     plan = full_house.plan()
     assert plan.of("pretrain").manifest == new
     # The bytes are the same: what was made from them stays, but for what reads the records.
@@ -117,7 +117,7 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_exists(full_
 
 def test_what_is_asked_for_again_before_a_stage_leaves_its_reason_alone(full_house):
     _, new = redo(full_house, "sft")
-    commit(full_house.store, new, attempt="b", check_lease=lambda: None)
+    commit(full_house.store, new)
     midtrain = full_house.plan().of("midtrain").manifest
     full_house.store.delete(midtrain.ref.manifest_key)
     assert full_house.plan().of("sft").state == "?"
