@@ -1,9 +1,8 @@
 """For `nanochat status`: print what the stages of a run logged, and follow those being built."""
 
-import os
+import contextlib
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,18 +36,10 @@ from nanochat_core.runtime.progress import read_events
 
 OUTPUT = "worker.log"  # what the processes of a job printed
 _SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being built: a plan each
-_SECONDS_WITHOUT_BUILDER = 30.0  # a command of another machine may be between two stages
+_MAX_MISSES = 4  # checks in a row: a command of another machine may be between two stages
 _MIN_LINES = 10  # of a terminal that is lower
 _WIDTH = max(len(stage.name) for stage in STAGES)
 _T = TypeVar("_T")
-
-
-@dataclass
-class _Position:
-    """How far a log of an artifact was printed."""
-
-    offset: int = 0  # bytes
-    is_stored: bool = False  # read from the store, so its end is known
 
 
 def print_logs(
@@ -67,31 +58,32 @@ def print_logs(
     exit code: with `follow` 1 unless the run is finished.
     """
     reach = partial(_reach, follow=follow)
-    positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
-    watch = _Watch(place)
+    logs = _Logs(store, place.work)
     refs = reach(partial(_refs, store, run, place.work, stage))
-    is_first = True
+    checked, misses, is_first = time.monotonic(), 0, True
     while True:
-        lines: list[str] = []
-        for ref in refs:
-            lines += reach(partial(_new_lines, store, place.work, ref, positions[ref]))
-        is_over = not follow or run.status != "running"
-        is_lost = not is_over and reach(partial(watch.is_lost, store, run, is_logging=bool(lines)))
-        if is_over or is_lost:
-            for ref in refs:
-                lines += reach(partial(_output, store, place.work, ref))
+        lines = [line for ref in refs for line in reach(partial(logs.new_lines, ref))]
+        if lines:
+            checked, misses = time.monotonic(), 0
+        is_lost = misses >= _MAX_MISSES and run.status == "running"
+        is_over = not follow or is_lost or run.status != "running"
+        if is_over:
+            lines += [line for ref in refs for line in reach(partial(logs.output, ref))]
         print_lines(_last(lines, tail) if is_first else lines)
         is_first = False
-        if is_lost:
-            print_note(f"no process seen here builds {run.run}; see: nanochat status {run.run}")
-        if is_over or is_lost:
+        if is_over:
             break
+        if time.monotonic() - checked >= _SECONDS_BETWEEN_CHECKS:
+            checked = time.monotonic()
+            misses = 0 if reach(partial(_is_alive, store, run, place)) else misses + 1
         time.sleep(ASK_SECONDS)
         before, run = run, reach(partial(find_run, store, run.run)) or run
         # The fingerprint of a stage is known once its inputs exist.
         if run.stages != before.stages:
             refs = reach(partial(_refs, store, run, place.work, stage))
-    if not any(position.offset for position in positions.values()):
+    if is_lost:
+        print_note(f"no process seen here builds {run.run}; see: nanochat status {run.run}")
+    if not any(logs.printed.values()):
         print_note(f"{run.run} has logged nothing that this machine can read")
     if not follow or run.status == "finished":
         return 0
@@ -166,71 +158,60 @@ def _refs(store: Store, run: Run, work: Path, stage: str | None) -> list[Artifac
     return [refs[s.name] for s in STAGES if s.name in refs and stage in (None, s.name)]
 
 
-@dataclass
-class _Watch:
-    """Notices that no process builds a run any more, as `nanochat status` does."""
-
-    place: StoreOptions
-    checked: float = field(default_factory=time.monotonic)
-    lost: float | None = None  # since when no builder was found
-
-    def is_lost(self, store: Store, run: Run, *, is_logging: bool) -> bool:
-        """Return whether the run has had no builder for so long that none will come.
-
-        If its process is known to have ended, that is recorded: the record ends the following.
-        """
-        now = time.monotonic()
-        if is_logging:
-            self.checked, self.lost = now, None
-        if now - self.checked < _SECONDS_BETWEEN_CHECKS:
-            return False
-        self.checked = now
-        home = self.place.home_path
-        end_dead_runs(store, home)
-        run = settle(store, home, run)
-        plan = find_plan(store, run, self.place.work)
-        if run.status != "running" or signs_of_life(store, run.run, plan, home):
-            self.lost = None
-            return False
-        self.lost = now if self.lost is None else self.lost
-        return now - self.lost >= _SECONDS_WITHOUT_BUILDER
-
-
-def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> list[str]:
-    """Return the events after `position` as lines, and advance it."""
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(_new_bytes(store, work, ref, EVENTS, position))
-        file.flush()
-        lines = (_line(ref.stage, event) for event in read_events(Path(file.name)))
-        return [line for line in lines if line]
-
-
-def _new_bytes(store: Store, work: Path, ref: ArtifactRef, name: str, position: _Position) -> bytes:
-    """Return a log's bytes after `position`, and advance it; of events only whole lines.
-
-    The log is that of this machine's job, else that of the artifact.
+def _is_alive(store: Store, run: Run, place: StoreOptions) -> bool:
+    """Return whether a process builds a run. The end of one that is known to be dead is recorded,
+    which ends the following.
     """
-    try:
-        with (work_directory(work, ref) / name).open("rb") as file:
-            if os.fstat(file.fileno()).st_size < position.offset:  # a rebuild writes it again
-                position.offset = 0
-            file.seek(position.offset)
-            data = file.read()
-        position.is_stored = False
-    except (FileNotFoundError, NotADirectoryError):
+    home = place.home_path
+    plan = find_plan(store, run, place.work)
+    # Asked first: of a process that dies meanwhile the end is recorded by the next check.
+    is_alive = bool(signs_of_life(store, run.run, plan, home))
+    end_dead_runs(store, home)
+    settle(store, home, find_run(store, run.run) or run)
+    return is_alive
+
+
+@dataclass
+class _Logs:
+    """The logs of stages, from this machine or from the store, and how far they were printed."""
+
+    store: Store
+    work: Path
+    printed: dict[ArtifactRef, int] = field(default_factory=dict[ArtifactRef, int])  # bytes
+    stored: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def new_lines(self, ref: ArtifactRef) -> list[str]:
+        """Return the events that were logged since the last call, as lines."""
+        data = self._read(ref, EVENTS)
+        start, end = self.printed.get(ref, 0), data.rfind(b"\n") + 1
+        if len(data) < start:  # a rebuild writes it again
+            start = 0
+        self.printed[ref] = end
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data[start:end])
+            file.flush()
+            lines = (_line(ref.stage, event) for event in read_events(Path(file.name)))
+            return [line for line in lines if line]
+
+    def output(self, ref: ArtifactRef) -> list[str]:
+        """Return what the processes of a job printed, below a heading."""
+        lines = self._read(ref, OUTPUT).decode(errors="replace").splitlines()
+        head = [f"{ref.name}: output of its processes"] if lines else []
+        return [*head, *(f"  {line}" for line in lines)]
+
+    def _read(self, ref: ArtifactRef, name: str) -> bytes:
+        """Return a log of this machine's job, else of the artifact; empty if there is none."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (work_directory(self.work, ref) / name).read_bytes()
+        key = f"{ref.prefix}/{name}"
         # An artifact's logs never change: they are read from the store once.
-        if position.is_stored or (manifest := find_manifest(store, ref)) is None:
-            return b""
-        try:
-            data = (read_file(store, manifest, name) or b"")[position.offset :]
-        except ArtifactError as error:  # those of the other stages are printed
-            print_warning(str(error))
-            data = b""
-        position.is_stored = True
-    if name == EVENTS:
-        data = data[: data.rfind(b"\n") + 1]
-    position.offset += len(data)
-    return data
+        if key not in self.stored and (manifest := find_manifest(self.store, ref)) is not None:
+            try:
+                self.stored[key] = read_file(self.store, manifest, name) or b""
+            except ArtifactError as error:  # those of the other stages are printed
+                print_warning(str(error))
+                self.stored[key] = b""
+        return self.stored.get(key, b"")
 
 
 def _line(stage: str, event: dict[str, Any]) -> str | None:
@@ -254,11 +235,3 @@ def _line(stage: str, event: dict[str, Any]) -> str | None:
 def _values(values: dict[str, Any]) -> str:
     known = [f"{k} {number(v)}" for k, v in values.items() if isinstance(v, int | float)]
     return f"  {', '.join(known)}" if known else ""
-
-
-def _output(store: Store, work: Path, ref: ArtifactRef) -> list[str]:
-    """Return what the processes of a job printed, below a heading."""
-    lines = _new_bytes(store, work, ref, OUTPUT, _Position()).decode(errors="replace").splitlines()
-    return (
-        [f"{ref.name}: output of its processes", *(f"  {line}" for line in lines)] if lines else []
-    )

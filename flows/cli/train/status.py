@@ -18,7 +18,6 @@ from flows.cli.train.logs import print_end, print_logs, wait_for_record
 from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
 from flows.identity.ref import ArtifactRef, name_in, short
-from flows.leases import file_lock
 from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.plan import STATES, Plan, StagePlan
 from flows.profiles import PROFILES
@@ -26,7 +25,6 @@ from flows.render.table import Cell, Table, facts, texts
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
-from nanochat_core.runtime.progress import read_events
 
 _SHOWN = 10
 
@@ -146,7 +144,7 @@ def _progress(
     """Yield each stage, done or left, and the builders of those that are left."""
     # The record wins: what this run has built counts as done although the code changed since.
     refs = ((item, run.find_ref(item.stage.name)) for item in planned.stages)
-    yield from ("", _table(_done(ref) if ref else _left(item, home / "work") for item, ref in refs))
+    yield from ("", _table(_done(ref) if ref else _left(item) for item, ref in refs))
     if run.status != "finished":
         yield ""
         left = f"nothing of it is being built; resume with: {command}"
@@ -175,22 +173,6 @@ def _done(ref: ArtifactRef) -> tuple[str | Cell, ...]:
     return Cell(f"= {ref.stage}", tone="="), Cell("done", tone="="), short(ref.fingerprint)
 
 
-def _left(item: StagePlan, work: Path) -> tuple[str | Cell, ...]:
+def _left(item: StagePlan) -> tuple[str | Cell, ...]:
     stage, state = Cell(f"{item.state} {item.stage.name}", tone=item.state), STATES[item.state]
-    return stage, Cell(state, tone=item.state), _latest_step(item, work) or item.reason
-
-
-def _latest_step(item: StagePlan, work: Path) -> str | None:
-    """Return the last step of a job on this machine as text, or None.
-
-    The events file is newer than the job's checkpoint and heartbeat, which the plan reads.
-    """
-    if item.ref is None or item.state not in ("!", ">"):
-        return None
-    if item.builder and not file_lock.is_held(file_lock.lock_path(work, item.ref)):
-        return None  # the job is on another machine
-    events = file_lock.work_directory(work, item.ref) / "events.jsonl"
-    if not events.exists():
-        return None
-    steps = [event for event in read_events(events) if event.get("kind") == "step"]
-    return f"step {steps[-1]['step']}/{steps[-1]['total']}" if steps else None
+    return stage, Cell(state, tone=item.state), item.reason

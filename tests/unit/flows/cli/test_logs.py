@@ -171,8 +171,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following that looks at once, and at every look, whether a process builds the run."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
-    for name in ("BETWEEN_CHECKS", "WITHOUT_BUILDER"):
-        monkeypatch.setattr(f"flows.cli.train.logs._SECONDS_{name}", 0.0)
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_CHECKS", 0.0)
+    monkeypatch.setattr("flows.cli.train.logs._MAX_MISSES", 1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -217,8 +217,6 @@ def test_following_ends_when_the_command_that_it_waits_for_dies(
     home = tmp_path / "home"
     counted = Counting(home / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
-    # It may die between the two questions of one check.
-    monkeypatch.setattr("flows.cli.train.logs._SECONDS_WITHOUT_BUILDER", 5.0)
     put_run(store, "tiny-1", status="running", ended=None)
     write_events(work_directory(home / "work", REF) / "events.jsonl", STEPS[:1])
     is_waiting = threading.Event()

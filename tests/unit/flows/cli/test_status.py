@@ -22,7 +22,6 @@ from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 RUN = open_profile("tiny").run
 FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
 REF = ArtifactRef("shards", FINGERPRINT)
-STEP = '{"kind": "step", "step": 7, "total": 9, "values": {}}\n'
 
 
 @pytest.fixture
@@ -76,19 +75,6 @@ def test_a_builder_on_another_machine_is_shown_with_its_progress(store, terminal
     assert lines[-1].startswith(
         "shards is being built by run run-b on host host-b, step 310/900, heartbeat"
     )
-
-
-def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(home, store, terminal):
-    hold_elsewhere(store)
-    work = home / "work"
-    job = file_lock.work_directory(work, REF)
-    with file_lock.try_hold(file_lock.lock_path(work, REF)):
-        assert "shards is being built by run run-b" in terminal.said("status", "tiny")[-1]
-        job.mkdir()
-        (job / "events.jsonl").write_text(STEP)
-        assert "step 7/9" in "".join(terminal.said("status", "tiny"))
-    # What another builder left here is not its progress.
-    assert "step 7/9" not in "".join(terminal.said("status", "tiny"))
 
 
 # Artifacts that were given.
