@@ -7,8 +7,6 @@ Prefect, rich's progress bars) inside their functions, so that `nanochat plan` s
 """
 
 import errno
-import importlib
-import inspect
 import os
 import re
 import sys
@@ -43,26 +41,21 @@ class _Command:
     usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
 
     @property
-    def path(self) -> str:
-        """Return MODULE:NAME of the command's function."""
-        module = self.function or self.name
-        return f"flows.cli.{self.folder}.{module}:{module}"
-
-    def load(self) -> Any:
-        """Import and return the command's function, for which a paragraph is one line."""
-        module, _, name = self.path.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        function.__doc__ = _unwrap(function.__doc__ or "")  # none with `python -OO`
-        return function
+    def module(self) -> str:
+        """Return the name of the module, and of the function in it."""
+        return self.function or self.name
 
     def summary(self) -> str:
         """Return the first paragraph of the help, read from the command's source file."""
-        module = self.function or self.name
-        source = (Path(__file__).parent / self.folder / f"{module}.py").read_text(encoding="utf-8")
+        path = Path(__file__).parent / self.folder / f"{self.module}.py"
         # Not imported: all modules together take longer than the rest of `nanochat --help`.
-        docstring = re.search(rf'^def {module}\(.*?"""(.+?)"""', source, re.DOTALL | re.MULTILINE)
-        assert docstring is not None, f"{source} has no docstring"
-        return _unwrap(docstring[1]).partition("\n")[0]
+        docstring = re.search(
+            rf'^def {self.module}\(.*?"""(.+?)(\n\n|""")',
+            path.read_text(encoding="utf-8"),
+            re.DOTALL | re.MULTILINE,
+        )
+        assert docstring is not None, f"{path} has no docstring"
+        return " ".join(docstring[1].split())
 
 
 # In the order in which the help lists them inside their group.
@@ -144,11 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_app(asked: str | None = None) -> "App":
-    """Return the command line with the command called `asked` alone. None means with all commands.
+def make_app(*, is_list: bool = False) -> "App":
+    """Return the command line, which imports the module of a command when that is called.
 
-    With an unknown or empty name all commands are listed, as the help and `did you mean` need it,
-    but none of their modules is imported.
+    With `is_list` it is for the list of commands alone, for which none of them is imported.
     """
     from cyclopts import App, Group, Parameter
 
@@ -162,7 +154,7 @@ def make_app(asked: str | None = None) -> "App":
         help=_ABOUT,
         version=_version,
         version_flags=("--version", "-V"),
-        help_format="plaintext",
+        help_format="markdown",
         group_commands=Group("Options", sort_key=9),
         # Help is in the docstrings of commands: no `--no-plan`, and no default that is no value.
         default_parameter=Parameter(negative="", show_default=_default),
@@ -175,17 +167,14 @@ def make_app(asked: str | None = None) -> "App":
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
-    for rank, command in enumerate(alone or _COMMANDS):
-        is_named_only = asked is not None and not alone
-        name = asked if alone else command.name
+    for rank, command in enumerate(_COMMANDS):
         app.command(
-            command.path if is_named_only else command.load(),
+            f"flows.cli.{command.folder}.{command.module}:{command.module}",
             name=(command.name, *command.aliases),
             group=groups[command.folder],
             sort_key=rank,
-            help=command.summary() if is_named_only else None,
-            usage=command.usage and f"Usage: nanochat {name} {command.usage}",
+            help=command.summary() if is_list else None,
+            usage=command.usage and f"Usage: nanochat {command.name} {command.usage}",
         )
     return app
 
@@ -205,11 +194,6 @@ def _default(value: Any) -> Any:
     return None if value in (None, ()) or value is False else value
 
 
-def _unwrap(text: str) -> str:
-    """Return a docstring with paragraphs and arguments on one line: a terminal wraps them."""
-    return re.sub(r"(?<=\S)\n(?!\n| {4}\w+: ) *", " ", inspect.cleandoc(text))
-
-
 def _call(arguments: Sequence[str]) -> int:
     if [*arguments[:1]] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -221,7 +205,7 @@ def _call(arguments: Sequence[str]) -> int:
     from cyclopts import CycloptsError
 
     try:
-        return make_app(asked)(arguments) or 0
+        return make_app(is_list=not asked)(arguments) or 0
     except CycloptsError as error:
         from flows.cli.usage import usage_mistake  # needed for mistakes only
 

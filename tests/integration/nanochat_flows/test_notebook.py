@@ -53,7 +53,7 @@ def test_its_commands_install_the_clone_train_and_stop_the_server() -> None:
     words = [shlex.split(command.removeprefix("!")) for command in commands]
     assert words == [["nanochat", "run", "tiny"], ["nanochat", "down"]]
     for _, name, *rest in words:
-        make_app(name).parse_args([name, *rest])
+        make_app().parse_args([name, *rest])
 
 
 @pytest.mark.usefixtures("finished")

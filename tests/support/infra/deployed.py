@@ -25,7 +25,7 @@ def mistake(words: Sequence[str]) -> str | None:
     """What our command line says against `nanochat ...`, or None when it takes these words."""
     assert words[0] == "nanochat", words
     try:
-        make_app(words[1]).parse_args(words[1:], exit_on_error=False, print_error=False)
+        make_app().parse_args(words[1:], exit_on_error=False, print_error=False)
     except CycloptsError as error:
         return str(error) or type(error).__name__
     return None
