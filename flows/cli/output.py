@@ -41,9 +41,9 @@ _COLOURLESS = ("dumb", "unknown")  # values of TERM
 
 def screen(*, stderr: bool = False) -> "Console":
     """Return a console for bars and displays: everything that is not lines of text."""
-    from flows.cli.screen import Screen
+    from rich.console import Console  # takes as long to import as planning a run
 
-    return Screen(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def open_closed_streams() -> None:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from flows.render.events import Loop, describe
-from flows.render.text import duration
+from flows.render.text import duration, escaped
 
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
@@ -103,7 +103,7 @@ class Display:
             if text is not None:
                 self._say(stage, text, _STYLES.get(kind))
             if kind == "failed" and event["log_tail"]:
-                self._console.print(event["log_tail"], style="dim", markup=False, highlight=False)
+                self.say(event["log_tail"], "dim")
             if kind in ("cached", "finished", "failed", "interrupted"):
                 self._end(stage)
                 if text := self._offer(stage, event):
@@ -111,7 +111,8 @@ class Display:
             self._move_run_bar()
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Print a line that is not of a stage."""
+        """Print a line that is not of a stage. Control characters are escaped: jobs write text."""
+        text = escaped(text)
         with self._lock:
             self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -178,7 +179,7 @@ class Display:
         # Before the loop begins the number of steps is not known.
         if loop := self._loops.get(stage):
             self._progress.update(
-                self._bars[stage], completed=loop.step, total=loop.total, line=loop.line
+                self._bars[stage], completed=loop.step, total=loop.total, line=escaped(loop.line)
             )
 
     def _end(self, stage: str) -> None:
