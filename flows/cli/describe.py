@@ -6,64 +6,32 @@ from typing import Any
 
 from flows.artifacts.revocations import Revoked, accepted_from
 from flows.cli.output import age, count_of
-from flows.identity.manifest import Facts, File, Manifest
+from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.render.paired import rows_of
-from flows.render.table import Table, facts, numbers, texts
+from flows.render.table import Table, numbers, texts
 from flows.render.text import duration, number
 
 
 def describe(
     manifest: Manifest,
-    store: str,
+    url: str,
     *,
     revoked: Revoked | None,
     names: Sequence[str] = (),
     ancestors: Sequence[Revoked] = (),
     others: Sequence[str] = (),
-) -> Iterator[str | Table]:
-    """Yield facts, files and logs of an artifact.
+) -> Iterator[tuple[str, str]]:
+    """Yield facts of an artifact, each with its name.
 
     Args:
         manifest: The artifact's manifest.
-        store: URL of its store.
+        url: Where it is.
         revoked: How it was revoked; None if it is valid.
         names: Of the runs that it is found by.
         ancestors: Revoked artifacts that it was made from.
         others: Keys of manifests with the same fingerprint and other contents.
     """
-    found = _facts(manifest, f"{store}/{manifest.ref.prefix}", revoked, names, ancestors, others)
-    yield facts(found, indent="  ")
-    for what, files in (("file", manifest.files), ("log", manifest.logs)):
-        if files:
-            yield from ("", f"{count_of(len(files), what)}, {sum(f.size for f in files):,} bytes:")
-            yield _files(files)
-
-
-def artifact_tree(manifest: Manifest) -> dict[str, Any]:
-    """Return what is in an artifact, as JSON values."""
-    return {
-        "digest": manifest.digest,
-        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
-        "files": [asdict(file) for file in manifest.files],
-        "logs": [asdict(file) for file in manifest.logs],
-    }
-
-
-def _files(files: Sequence[File]) -> Table:
-    rows = [(file.path, f"{file.size:,}", short(file.sha256)) for file in files]
-    columns = (*texts("file"), *numbers("bytes"), *texts("sha256"))
-    return Table(columns=columns, rows=rows, head=False, indent="  ")
-
-
-def _facts(
-    manifest: Manifest,
-    url: str,
-    revoked: Revoked | None,
-    names: Sequence[str],
-    ancestors: Sequence[Revoked],
-    others: Sequence[str],
-) -> Iterator[tuple[str, str]]:
     made = manifest.provenance
     yield "fingerprint", manifest.fingerprint
     yield "digest", manifest.digest
@@ -91,6 +59,26 @@ def _facts(
         yield "metric", metric
     for segment in made.segments:
         yield "execution", _execution(segment)
+
+
+def list_files(manifest: Manifest) -> Iterator[str | Table]:
+    """Yield the files and the logs of an artifact."""
+    for what, files in (("file", manifest.files), ("log", manifest.logs)):
+        if files:
+            yield from ("", f"{count_of(len(files), what)}, {sum(f.size for f in files):,} bytes:")
+            rows = [(file.path, f"{file.size:,}", short(file.sha256)) for file in files]
+            columns = (*texts("file"), *numbers("bytes"), *texts("sha256"))
+            yield Table(columns=columns, rows=rows, head=False, indent="  ")
+
+
+def artifact_tree(manifest: Manifest) -> dict[str, Any]:
+    """Return what is in an artifact, as JSON values."""
+    return {
+        "digest": manifest.digest,
+        "inputs": {name: asdict(source) for name, source in manifest.inputs.items()},
+        "files": [asdict(file) for file in manifest.files],
+        "logs": [asdict(file) for file in manifest.logs],
+    }
 
 
 def _metrics(metrics: Facts) -> Iterator[str]:

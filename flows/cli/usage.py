@@ -4,12 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from cyclopts import CycloptsError
-from cyclopts.exceptions import (
-    MissingArgumentError,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from flows.artifacts.names import kind_of
 from flows.profiles import setting_types
@@ -58,9 +53,6 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         word = error.unused_tokens[0]
         hint = f"a setting is given like --set {word}" if "=" in word else hint
         return ConfigError(f"unexpected argument '{word}'", hint=hint)
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        name, command = error.keyword or error.argument.name, (error.command_chain or ("",))[0]
-        return ConfigError(f"{command} needs a value for {name}", hint=hint)
     return ConfigError(_plain(str(error)), hint=hint)
 
 

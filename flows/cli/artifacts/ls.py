@@ -9,12 +9,12 @@ from cyclopts import Parameter
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.runs import Run
-from flows.cli.describe import artifact_tree, describe
+from flows.cli.describe import artifact_tree, describe, list_files
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import age, print_result, print_unread
 from flows.identity.ref import short
 from flows.plan.dead_runs import end_dead_runs
-from flows.render.table import Column, Table, texts
+from flows.render.table import Column, Table, facts, texts
 from flows.render.text import size
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -87,8 +87,8 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, Sequence[str | Tabl
     url = f"{store.url}/{manifest.ref.prefix}"
     # The same fields as a row of a list, and more: one format for programs.
     tree = listed.to_tree() | artifact_tree(manifest) | {"url": url}
-    about = describe(manifest, store.url, revoked=listed.revoked, names=listed.names)
-    return tree, [f"artifact {manifest.name}:", *about]
+    about = facts(describe(manifest, url, revoked=listed.revoked, names=listed.names), indent="  ")
+    return tree, [f"artifact {manifest.name}:", about, *list_files(manifest)]
 
 
 def _warn(listing: Listing) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flows.cli.describe import artifact_tree, describe
+from flows.cli.describe import artifact_tree, describe, list_files
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
 from flows.cli.output import print_json, print_lines, print_unread
 from flows.cli.requests import plan_request, read_request
@@ -113,13 +113,15 @@ def _describe(
             yield f"  {change}"
     if item.manifest:
         yield from ("", f"artifact {item.manifest.name}:")
-        yield from describe(
+        about = describe(
             item.manifest,
-            store,
+            f"{store}/{item.manifest.ref.prefix}",
             revoked=item.revoked,
             ancestors=item.revoked_ancestors,
             others=others,
         )
+        yield facts(about, indent="  ")
+        yield from list_files(item.manifest)
 
 
 def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
