@@ -178,6 +178,13 @@ def stage_named(name: str) -> Stage:
     return {stage.name: stage for stage in STAGES}[name]
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return names of stages in the table's order, then those that the table no longer has."""
+    found = set(names)
+    known = [stage.name for stage in STAGES if stage.name in found]
+    return known + sorted(found - set(known))
+
+
 def curves_of(name: str) -> tuple[Quantity, ...]:
     """Return the curves of the stage called `name`; none if there is no such stage."""
     return next((stage.curves for stage in STAGES if stage.name == name), ())

@@ -134,7 +134,7 @@ class Client:
         name = name_in_store(
             self.store,
             model,
-            scratch=self.cache.directory.parent,  # the home
+            home=self.cache.directory.parent,
             log=_LOG.info,
             watch=watch_nothing,
         )

@@ -14,7 +14,7 @@ from flows.artifacts.revocations import Revoked, find_revoked
 from flows.artifacts.runs import Run, find_run, find_tag, latest_runs, tag_names
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.stages import STAGES
+from flows.stages import in_order
 from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -80,16 +80,14 @@ class Tagged:
 def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listing:
     """Return the last `count` artifacts of each stage, or of one."""
     index = read_index(store, stage)
-    chosen = [ArtifactRef(n, found) for n in _order(index) for found in index.get(n, ())[:count]]
+    chosen = [ArtifactRef(n, found) for n in in_order(index) for found in index[n][:count]]
     return _list(store, chosen, more=sum(map(len, index.values())) - len(chosen))
 
 
 def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
     """Return the artifacts of a run."""
-    order = _order(run.stages)
-    chosen = [ref for ref in run.refs if stage in (ref.stage, None)]
-    chosen.sort(key=lambda ref: order.index(ref.stage))
-    return _list(store, chosen)
+    stages = [name for name in in_order(run.stages) if stage in (name, None)]
+    return _list(store, [ArtifactRef(name, run.stages[name]) for name in stages])
 
 
 def list_artifact(store: Store, ref: ArtifactRef) -> Listing:
@@ -163,9 +161,3 @@ def _read_tag(store: Store, name: str) -> Tagged:
     except ArtifactError as error:
         problem, is_damaged = str(error), True
     return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)
-
-
-def _order(stages: Iterable[str]) -> list[str]:
-    """Return the stages in the table's order, then those that the table no longer has."""
-    table = [stage.name for stage in STAGES]
-    return [*table, *sorted(set(stages) - set(table))]

@@ -29,7 +29,7 @@ def name_in_store(
     """
     options: dict[str, Any] = {
         "is_foreign": is_foreign,
-        "scratch": where.open_home(),
+        "home": where.open_home(),
         "log": print_note,
         "watch": partial(show_bytes, what=model),
     }
@@ -37,7 +37,7 @@ def name_in_store(
         path = Path(model).expanduser().absolute()
         name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
         done = interop.import_model(store, path, name=name, **options)
-        return f"{done.model.stage}@{done.run.name}"
+        return f"{done.model.stage}@{name}"
     return interop.name_in_store(store, model, **options)
 
 

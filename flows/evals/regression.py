@@ -118,7 +118,7 @@ def assess(
         evaluation
         for evaluation in history
         if evaluation.run.run != newest.run.run
-        and _same_suite(evaluation.manifest, newest.manifest)
+        and _suite(evaluation.manifest) == _suite(newest.manifest)
         and metric in scores_of(evaluation.manifest)
     ]
     found = Assessment(metric=metric, score=scores[metric], drop=rule.drop)
@@ -133,11 +133,6 @@ def assess(
     # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
     is_worse = -delta.value * direction(metric) > rule.drop
     return replace(found, regressed=is_worse and not found.is_inside)
-
-
-def _same_suite(first: Manifest, second: Manifest) -> bool:
-    """Return whether two evaluations differ in the model alone, or not at all."""
-    return first.stage == second.stage and _suite(first) == _suite(second)
 
 
 def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, str]]:

@@ -6,17 +6,15 @@ that the run has made already is therefore the same artifact, and is reused from
 """
 
 import importlib.util
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
 from flows.profiles import PROFILES
@@ -118,7 +116,6 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
     is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
     """
     model, profile, overrides = request.model, request.profile, request.overrides
-    _check_rule(request)
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
     if manifest.architecture is not None:
@@ -199,15 +196,6 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
     )
 
 
-def _check_rule(request: EvalRequest) -> None:
-    """Raise ConfigError for a rule that cannot be: no form checks callers in Python."""
-    drop, against = request.drop, request.against
-    if not 0 <= drop < math.inf:  # NaN neither
-        raise ConfigError(f"drop is {drop}", hint="a number of at least 0, such as 0.02")
-    if against not in (known := get_args(Against)):
-        raise ConfigError(f"against is {against!r}", hint=f"one of: {', '.join(known)}")
-
-
 def _check_metric(metric: str | None, stage: Stage, run: RunRequest) -> None:
     """Raise ConfigError if the stage does not measure `metric`, before hours are spent on it."""
     if metric is None:
@@ -264,8 +252,8 @@ def _pinned(
 
 def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
     """Return the run's artifact of `stage`; None if it is not stored, or revoked."""
-    fingerprint = run.stages.get(stage.name)
-    manifest = find_manifest(store, ArtifactRef(stage.name, fingerprint)) if fingerprint else None
+    ref = run.find_ref(stage.name)
+    manifest = find_manifest(store, ref) if ref else None
     return None if manifest is None or find_revoked(store, manifest) else manifest
 
 

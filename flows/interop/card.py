@@ -16,7 +16,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef
+from flows.render.paired import Score, scores_in
 from flows.render.text import number
 from flows.stages import EVALUATORS, MIDTRAIN, PRETRAIN, REPORT, RL, SFT, stage_named
 from infra.storage.base import Store
@@ -78,8 +78,8 @@ def model_card(
     ]
     if scores:
         lines += ["## Scores", "", "| score | value | 95 % interval |", "| --- | --- | --- |"]
-        for metric, (value, low, high) in scores.items():
-            lines.append(f"| {metric} | {number(value)} | {number(low)} to {number(high)} |")
+        for metric, score in scores.items():
+            lines.append(f"| {metric} | {number(score.value)} | {score.interval} |")
         lines.append("")
     if manifest is not None:
         lines += _facts(manifest)
@@ -136,7 +136,7 @@ def _published(index: Any) -> Iterator[tuple[str, Any]]:
 def _metadata(
     title: str,
     manifest: Manifest | None,
-    scores: Mapping[str, tuple[float, float, float]],
+    scores: Mapping[str, Score],
     *,
     form: str,
     era: str | None,
@@ -158,10 +158,10 @@ def _metadata(
                 dataset_name=metric,
                 metric_type="bits_per_byte" if metric.endswith("bpb") else "accuracy",
                 metric_name=metric,
-                metric_value=value,
-                metric_args={_INTERVAL: [low, high]},
+                metric_value=score.value,
+                metric_args={_INTERVAL: [score.low, score.high]},
             )
-            for metric, (value, low, high) in scores.items()
+            for metric, score in scores.items()
         ]
         or None,
         nanochat_flows=origin | {"era": era},
@@ -201,36 +201,28 @@ def _transformers(is_own_code: bool) -> list[str]:
     ]
 
 
-def _scores(store: Store, manifest: Manifest) -> dict[str, tuple[float, float, float]]:
-    """Return what the run that made a model measured of it: value and ends of the interval."""
+def _scores(store: Store, manifest: Manifest) -> dict[str, Score]:
+    """Return what the run that made a model measured of it with an interval."""
     evaluation = _made_by(store, manifest, EVALUATORS[manifest.stage].name)
-    metrics = evaluation.provenance.metrics if evaluation else {}
-    return {
-        name: (value, metrics[f"{name}_low"], metrics[f"{name}_high"])
-        for name, value in metrics.items()
-        if {f"{name}_low", f"{name}_high"} <= metrics.keys()
-    }
+    scores = scores_in(evaluation.provenance.metrics) if evaluation else {}
+    return {name: score for name, score in scores.items() if score.interval}
 
 
 def _made_by(store: Store, manifest: Manifest, stage: str) -> Manifest | None:
     """Return the artifact of `stage` of the run that made `manifest`; None if it has none."""
     run = find_run(store, manifest.provenance.run)
-    fingerprint = run.stages.get(stage) if run else None
-    return find_manifest(store, ArtifactRef(stage, fingerprint)) if fingerprint else None
+    return find_manifest(store, ref) if run and (ref := run.find_ref(stage)) else None
 
 
 def _facts(manifest: Manifest) -> list[str]:
-    numbers = {
-        name: value
-        for name, value in manifest.provenance.metrics.items()
-        if type(value) in (int, float, str)
-    }
+    metrics = manifest.provenance.metrics.items()
+    numbers = [(name, value) for name, value in metrics if type(value) in (int, float, str)]
     return [
         "## Where it is from",
         "",
         f"- artifact `{manifest.name}`, digest `{manifest.digest}`",
         f"- made by run `{manifest.provenance.run}` at {manifest.provenance.created}",
-        *(f"- {name}: {value}" for name, value in list(numbers.items())[:_SHOWN_METRICS]),
+        *(f"- {name}: {value}" for name, value in numbers[:_SHOWN_METRICS]),
         "",
     ]
 

@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,15 +13,6 @@ from nanochat_core.errors import ConfigError
 
 Form: TypeAlias = Literal["hf", "nanochat", "safetensors"]
 Dtype: TypeAlias = Literal["bf16", "fp32"]  # not fp16: the residual stream leaves its range
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export:
-    """The files of an export, and notes for the person who uses them."""
-
-    directory: Path
-    files: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def check_export(to: Path) -> None:
@@ -36,34 +26,32 @@ def check_export(to: Path) -> None:
 
 def export_model(
     model: Path, to: Path, *, form: Form, dtype: Dtype, card: Callable[..., str]
-) -> Export:
-    """Write the model in the directory `model` as `form` into `to`, which must not exist yet.
+) -> tuple[list[str], str]:
+    """Write the model in the directory `model` as `form` into `to`: see `check_export`.
 
-    `dtype` is that of the weights as hf. `card` returns the text of README.md, given `form`, the
-    model's `era` and `is_own_code`: see `model_card`. Raises ModelError, and ConfigError if `to`
-    exists.
+    Returns the names of the files, and a note for the person who uses them. `dtype` is that of the
+    weights as hf. `card` returns the text of README.md, given `form`, the model's `era` and
+    `is_own_code`: see `model_card`. Raises ModelError.
     """
-    check_export(to)
     with writing(to, ConfigError, hint="name another directory"):
         to.absolute().parent.mkdir(parents=True, exist_ok=True)
         # A temporary directory on the same file system, so that the rename at the end is atomic.
-        scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
+        scratch = to.with_name(f".{to.name}-{uuid.uuid4().hex[:8]}")
+        scratch.mkdir()
     try:
-        notes = _write(model, scratch, form=form, dtype=dtype, card=card)
+        note = _write(model, scratch, form=form, dtype=dtype, card=card)
         files = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        # mkdtemp makes a directory and safetensors a file that only their owner may read.
-        for path in (scratch, *scratch.rglob("*")):
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
+        # safetensors makes a file that only its owner may read, and a copy has its source's mode.
+        for path in scratch.rglob("*"):
+            path.chmod((scratch if path.is_dir() else scratch / FILE).stat().st_mode)
         scratch.rename(to)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return Export(directory=to, files=tuple(files), notes=notes)
+    return files, note
 
 
-def _write(
-    model: Path, to: Path, *, form: Form, dtype: Dtype, card: Callable[..., str]
-) -> tuple[str, ...]:
+def _write(model: Path, to: Path, *, form: Form, dtype: Dtype, card: Callable[..., str]) -> str:
     # Imported late: torch takes seconds, and `flows` is imported by every command.
     import torch
 
@@ -94,11 +82,4 @@ def _write(
     found = find_era(loaded.config, loaded.numerics)
     text = card(form=form, era=found and found[0], is_own_code=is_own_code)
     (to / FILE).write_text(text, encoding="utf-8")
-    return (note,)
-
-
-def _umask() -> int:
-    """Return this process's umask, which can be read only by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
+    return note

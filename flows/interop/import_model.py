@@ -6,21 +6,15 @@ model and its tokenizer and nothing else, so that sft@NAME finds it.
 """
 
 import hashlib
-import os
 import re
-import shutil
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import psutil
 
 from flows.artifacts.names import Watch
 from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import (
-    Run,
     check_name,
     find_tag,
     new_run,
@@ -32,6 +26,7 @@ from flows.artifacts.runs import (
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
 from flows.interop.card import KINDS, read_card
+from flows.leases.file_lock import scratch_directory
 from flows.stages import TOKENIZER
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
@@ -40,7 +35,6 @@ from nanochat_core.interop.hub_files import HubModel, download_model, is_on_hub,
 from nanochat_core.section import Tree
 
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
-_ROOM = "import-"  # prefix of temporary directories, followed by the process id
 IMPORTED = "(imported)"  # instead of a profile's name, none of which has parentheses
 # The directories in which nanochat stores its checkpoints, of both of its eras.
 _FOLDERS = {
@@ -55,7 +49,6 @@ _FOLDERS = {
 class Import:
     """The result of an import."""
 
-    run: Run
     model: Manifest
     facts: Facts  # where it is from: era, step, address, scores of its card
     was_there: bool  # the same files were imported before
@@ -71,7 +64,7 @@ def import_model(
     step: int | None = None,
     era: str | None = None,
     is_foreign: bool = False,
-    scratch: Path,
+    home: Path,
     log: Log,
     watch: Watch,
 ) -> Import:
@@ -79,8 +72,8 @@ def import_model(
 
     It is in any form of `read_model`. `kind`, `tokenizer`, `step` and `era` are taken from the
     files and the model's card where they are not given. With `is_foreign` a model that only
-    transformers can run is imported too, as a base model. `scratch` is a directory with room for
-    it; `watch` gets the number of bytes to upload. No code in the files is executed. Raises
+    transformers can run is imported too, as a base model. `home` is where there is room for it;
+    `watch` gets the number of bytes to upload. No code in the files is executed. Raises
     ModelError for files that are no such model, ConfigError for a choice that a person has to make,
     and StoreError; of the Hub also as `download_model`.
     """
@@ -113,19 +106,17 @@ def import_model(
     }
     facts = {key: value for key, value in known.items() if value is not None}
     run = new_run_id(name, timestamp(time.time()))
-    # A killed process cannot remove its temporary directory, which holds a whole model.
-    _sweep(scratch)
-    with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
-        folders = {stage: Path(room, "model")}
+    with scratch_directory(home) as scratch:
+        folders = {stage: scratch / "model"}
         folders[stage].mkdir()
         found.write(folders[stage])
         if found.tokenizer is not None:
-            folders[TOKENIZER.name] = Path(room, "tokenizer")
+            folders[TOKENIZER.name] = scratch / "tokenizer"
             folders[TOKENIZER.name].mkdir()
             found.tokenizer.save(folders[TOKENIZER.name])
         identities = {made: _identify(made, folder) for made, folder in folders.items()}
         refs = [identity.ref for identity in identities.values()]
-        size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())
+        size = sum(p.stat().st_size for p in scratch.rglob("*") if p.is_file())
         # Pinned until the run's record names them: a garbage collection in between would delete the
         # new artifacts, which nothing refers to yet.
         with (
@@ -159,7 +150,7 @@ def import_model(
             record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
     made = parts[stage]
-    return Import(run=record, model=made.manifest, facts=facts, was_there=made.adopted)
+    return Import(model=made.manifest, facts=facts, was_there=made.adopted)
 
 
 def _kind_of(path: Path, kind: str | None) -> str:
@@ -190,14 +181,6 @@ def _kind_of(path: Path, kind: str | None) -> str:
     return found
 
 
-def _sweep(scratch: Path) -> None:
-    """Remove temporary directories of imports that were killed."""
-    for path in scratch.glob(f"{_ROOM}*"):
-        pid = path.name.removeprefix(_ROOM).partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _identify(stage: str, files: Path) -> Identity:
     """Return the identity of an imported artifact, computed from its files alone."""
     digests: dict[str, Tree] = {
@@ -221,13 +204,13 @@ def _identify(stage: str, files: Path) -> Identity:
 
 
 def name_in_store(
-    store: Store, model: str, *, is_foreign: bool = False, scratch: Path, log: Log, watch: Watch
+    store: Store, model: str, *, is_foreign: bool = False, home: Path, log: Log, watch: Watch
 ) -> str:
     """Return the name by which the store has `model`; an address on the Hub is imported first.
 
     Other names are returned as they are. The commit that the address means today is in the name of
     the import's run, so the next command finds it without a download. With `is_foreign` a model
-    that only transformers can run is imported too. `scratch` and `watch` are as of `import_model`.
+    that only transformers can run is imported too. `home` and `watch` are as of `import_model`.
     Raises like `pin_model`, `download_model` and `import_model`.
     """
     if not is_on_hub(model):
@@ -241,7 +224,7 @@ def name_in_store(
     log(f"importing {pinned.address} into {store.url}")
     try:
         done = import_model(
-            store, pinned, name=name, is_foreign=is_foreign, scratch=scratch, log=log, watch=watch
+            store, pinned, name=name, is_foreign=is_foreign, home=home, log=log, watch=watch
         )
     except ConfigError as error:  # of a choice for which only `import` has options
         again = f"with nanochat import {model} --name NAME"

@@ -5,13 +5,12 @@ Files go first, then the manifest, byte for byte the same, by put-if-absent, the
 and the tag: a reader of the target finds a complete artifact or none.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.artifacts.names import is_artifact, open_artifact, open_run
+from flows.artifacts.names import Watch, is_artifact, open_artifact, open_run
 from flows.artifacts.pins import Log, Pause, pin
 from flows.artifacts.publish import commit, find_manifest, find_whole
 from flows.artifacts.revocations import (
@@ -24,7 +23,6 @@ from flows.artifacts.revocations import (
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
     fetch_file,
-    find_fault,
     find_sizes,
     repair_of,
     scratch_name,
@@ -33,13 +31,11 @@ from flows.artifacts.transfer import (
 from flows.identity.manifest import File, Manifest
 from flows.identity.redo import find_redo, raise_redo
 from flows.identity.ref import ArtifactRef
-from flows.stages import STAGES
+from flows.stages import in_order
 from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError
 
 Item: TypeAlias = tuple[Manifest, File]
-# Shows a transfer's progress: takes its bytes in all, yields a callback for bytes done.
-Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +51,20 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lacking:
-    """The difference between some artifacts and what another store has of them."""
+class Pushed:
+    """What a push sends, and what it finds in the other store."""
 
-    manifests: tuple[Manifest, ...]  # to be put, or present with the same bytes
-    items: tuple[Item, ...]  # files to be sent, each once
+    manifests: tuple[Manifest, ...]  # put, or present with the same bytes
+    items: tuple[Item, ...]  # files that are sent, each once
     there: tuple[Item, ...]  # files that the store has
-    damaged: int  # files to be sent that the store has in another size
+    damaged: int  # files that are sent since the store has them in another size
     adopted: tuple[Manifest, ...]  # the other store's own of the same fingerprints: not replaced
+    moved: dict[str, str] = field(default_factory=dict[str, str])  # tag -> the run it named before
 
     @property
     def size(self) -> int:
         """Return the number of bytes to send."""
         return sum(file.size for _, file in self.items)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pushed:
-    """The result of a push."""
-
-    lacking: Lacking  # what was sent
-    adopted: tuple[Manifest, ...]  # artifacts of the other store that were not replaced
-    moved: dict[str, str]  # tag -> the run that it named there before
 
 
 def choose(source: Store, references: Iterable[str]) -> Chosen:
@@ -108,9 +96,9 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
             if "/" not in reference and find_tag(source, name) == run.run:
                 tags[name] = run.run
     made_from = _find_made_from(source, manifests.values())
-    order = {stage.name: place for place, stage in enumerate(STAGES)}
+    order = in_order(manifest.stage for manifest in manifests.values())
     return Chosen(
-        manifests=tuple(sorted(manifests.values(), key=lambda m: order.get(m.stage, len(order)))),
+        manifests=tuple(sorted(manifests.values(), key=lambda m: order.index(m.stage))),
         runs=tuple(runs.values()),
         tags=tags,
         left_out=tuple(left_out),
@@ -131,18 +119,16 @@ def push(
 ) -> Pushed:
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
-    An object of the right size counts as present. Files pass through `scratch`, as hard links where
-    the source is a directory on the same disk; what an interrupted push left there is used. Raises
-    StoreError, and ArtifactError with the file's name if the source's own bytes are damaged or
-    gone.
+    An object of the right size counts as present. Files pass through the directory `scratch`, as
+    hard links where the source is a directory on the same disk. Raises StoreError, and
+    ArtifactError with the file's name if the source's own bytes are damaged or gone.
     """
     target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
     # yet, and those that are there already.
     with pin(target, _refs(chosen.manifests), why="push", log=log, pause=pause):
-        lacking = find_lacking(target, chosen.manifests)
+        lacking = _find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
-        scratch.mkdir(parents=True, exist_ok=True)
         # Before the manifests: no reader of the target may see an artifact that was made from a
         # revoked one as valid.
         for revoked in chosen.revoked:
@@ -161,10 +147,10 @@ def push(
             before = point(target, name, run)
             if before is not None and before != run:
                 moved[name] = before
-    return Pushed(lacking=lacking, adopted=tuple(adopted), moved=moved)
+    return replace(lacking, adopted=tuple(adopted), moved=moved)
 
 
-def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
+def _find_lacking(target: Store, manifests: Sequence[Manifest]) -> Pushed:
     """Return what `target` lacks of these artifacts, by the sizes of its objects. Reads only."""
     ours: list[Manifest] = []
     adopted: list[Manifest] = []
@@ -183,7 +169,7 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
             wanted.setdefault(file.key, (manifest, file))
     sizes = find_sizes(target, [file for _, file in wanted.values()])
     found = list(zip(wanted.values(), sizes, strict=True))
-    return Lacking(
+    return Pushed(
         manifests=tuple(ours),
         items=tuple(item for item, size in found if size != item[1].size),
         there=tuple(item for item, size in found if size == item[1].size),
@@ -243,23 +229,21 @@ def _send_files(
     source: Store,
     target: Store,
     manifest: Manifest,
-    lacking: Lacking,
+    lacking: Pushed,
     scratch: Path,
     on_bytes: OnBytes,
 ) -> None:
     """Copy the objects that the target lacks of an artifact."""
 
     def send(file: File, on_bytes: OnBytes) -> None:
-        path = scratch / scratch_name(file)
-        if find_fault(file, path) is not None:
-            # Progress counts uploaded bytes only. The callback is called with 0 here because it is
-            # also where a transfer is cancelled.
-            hint = repair_of(source, manifest)
-            fetch_file(
-                source, file, path, of=manifest.name, hint=hint, on_bytes=lambda count: on_bytes(0)
-            )
+        path, hint = scratch / scratch_name(file), repair_of(source, manifest)
+        # Progress counts uploaded bytes only. The callback is called with 0 here because it is also
+        # where a transfer is cancelled.
+        fetch_file(
+            source, file, path, of=manifest.name, hint=hint, on_bytes=lambda count: on_bytes(0)
+        )
         target.upload(file.key, path, on_bytes=on_bytes)
-        path.unlink()  # last: until then a push that is interrupted resumes with this copy
+        path.unlink()
 
     files = [file for owner, file in lacking.items if owner is manifest]
     transfer_each(send, files, on_bytes=on_bytes)

@@ -5,14 +5,18 @@ another, is in the lease (flows/leases/lease.py).
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from flows.identity.ref import ArtifactRef
 from infra.polling import POLL_SECONDS
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
+
+_SCRATCH, _LOCK = "scratch-", "lock"  # prefix of scratch directories, and the lock in each
 
 
 def lock_path(work: Path, ref: ArtifactRef) -> Path:
@@ -52,6 +56,16 @@ def try_hold(path: Path) -> Generator[bool]:
         file = path.open("a")
     with file:  # closing it releases the lock
         yield try_flock(file)
+
+
+@contextlib.contextmanager
+def scratch_directory(home: Path) -> Generator[Path]:
+    """Yield a new directory below `home`. Directories of processes that were killed are removed."""
+    for path in home.glob(f"{_SCRATCH}*"):
+        if not is_held(path / _LOCK):
+            shutil.rmtree(path, ignore_errors=True)
+    with TemporaryDirectory(prefix=_SCRATCH, dir=home) as name, try_hold(Path(name, _LOCK)):
+        yield Path(name)
 
 
 def is_held(path: Path) -> bool:

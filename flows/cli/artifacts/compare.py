@@ -1,7 +1,7 @@
 """`nanochat compare`: how runs, or artifacts of one stage, differ, and what each gave."""
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from flows.render.charts import Chart
 from flows.render.paired import Delta
 from flows.render.table import Table, texts
 from flows.render.text import listed
-from flows.stages import STAGES
+from flows.stages import in_order
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -128,12 +128,6 @@ def open_alike(store: Store, references: Sequence[str]) -> list[Manifest | Run]:
             hint="compare runs, or artifacts of one stage, such as sft@RUN",
         )
     return items
-
-
-def in_order(names: Collection[str]) -> list[str]:
-    """Return stages in the table's order, then those of older versions, which it lacks."""
-    known = [stage.name for stage in STAGES if stage.name in names]
-    return known + sorted(set(names) - set(known))
 
 
 def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, Manifest]]:

@@ -2,21 +2,19 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.names import open_run, open_usable
+from flows.artifacts.names import open_usable
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_line, print_warning, styled
-from flows.cli.requests import request_of_run, run_command
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
 from infra.near import suggest
 from infra.storage.base import Store
-from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.errors import ConfigError
 
 # Training cuts a conversation to the length of a row; here it is shown whole.
 _NO_LIMIT = 2**62
@@ -48,14 +46,7 @@ def data(
     with place.cache as cache:
         store = place.open_store()
         examples, tokens = (_fetch(store, s.name, run, cache) for s in (TASK_DATA, TOKENIZER))
-        try:
-            conversation = _open_example(examples, task, split, index)
-        except DataError as error:
-            made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = replace(request_of_run(made, use=()), until=None, force=(TASK_DATA.name,))
-            # The cached or stored files are damaged: only building the stage again helps.
-            error.hint = f"make them again: {run_command(again, place)}"
-            raise
+        conversation = _open_example(examples, task, split, index)
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)
     # Datasets come from the network: escape control characters, which could move the cursor.

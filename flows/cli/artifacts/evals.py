@@ -3,7 +3,7 @@
 import json
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
@@ -15,7 +15,7 @@ from flows.cli.options import (
     PlacementOptions,
     StoreOptions,
     as_options,
-    check_gpus,
+    check_workers,
     parameter_of,
 )
 from flows.cli.output import print_line, print_lines, print_result, print_warning
@@ -26,7 +26,7 @@ from flows.plan.planned import open_settings
 from flows.render.table import Table, texts
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
-from infra.placement import NO_POOL, check_gpu_pool
+from infra.placement import NO_POOL
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
@@ -39,12 +39,6 @@ Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(EvalRequest, PlacementOptions):
     """The suite, the rule for what counts as worse, and where."""
-
-    def parameters(self) -> dict[str, Any]:
-        """Return the parameters of the flow `nanochat-eval`, but the model."""
-        found = shared(EvalRequest, self) | {"store": self.store_url, "place": self.place_settings}
-        del found["model"]
-        return found
 
 
 def evals(
@@ -93,11 +87,11 @@ def evals(
             hint="use the evaluation of a profile: --profile d12",
         )
     model = name_in_store(options, options.open_store(), model, is_foreign=True)
+    given: dict[str, Any] = shared(EvalRequest, options) | {"model": model}
+    given |= {"store": options.store_url, "place": options.place_settings}
     # Before a server may be started: wrong options must cost nothing.
-    request = EvalRequest(model=model, **options.parameters())
-    suite = open_suite(request, options.open_store(), warn=print_warning)
-    if options.pool is not None:
-        check_gpu_pool(options.pool)
+    suite = open_suite(EvalRequest(**given), options.open_store(), warn=print_warning)
+    check_workers(suite.run, is_here=not schedule)
     options.placement(open_settings(suite.run))  # raises for wrong settings
     command = shlex.join(["nanochat", "evals", model, *options.argv])
     if not schedule:
@@ -117,14 +111,15 @@ def _schedule(
     from deployments.evals import apply, evaluation
 
     model, zone = suite.request.model, zone or "UTC"
-    # Defaults are resolved here: the worker that evaluates has its own environment.
+    # A deployment's own default, such as that of main, must not take the pool's place.
+    request = replace(suite.request, pool=options.pool or NO_POOL)
     wanted = evaluation(
         model,
         cron=cron,
         timezone=zone,
         paused=paused,
-        # As JSON. A deployment's own default, such as that of main, must not take the pool's place.
-        parameters=json.loads(json.dumps(options.parameters() | {"pool": options.pool or NO_POOL})),
+        # As JSON. Defaults are resolved: the worker that evaluates has its own environment.
+        parameters=json.loads(json.dumps(asdict(request))),
         # Workers of a local server share this machine and its home. Those of a shared server may be
         # on other machines, where this path means nothing.
         environment={} if server else {"NANOCHAT_HOME": str(options.home_path)},
@@ -146,11 +141,9 @@ def _schedule(
 
 def _run(suite: Suite, command: str, options: EvalOptions) -> int:
     """Evaluate a model now, and return the exit code."""
-    if options.pool is None:
-        check_gpus(options.gpus)
-    else:
+    if options.pool is not None:
         check_pool_exists(options.home_path, options.pool)
-    began, model = time.monotonic(), suite.request.model
+    began = time.monotonic()
     with (
         resumable(command, stages=[stage.name for stage in suite.stages]) as display,
         ready(options.home_path, display, suite),
@@ -159,12 +152,11 @@ def _run(suite: Suite, command: str, options: EvalOptions) -> int:
         from flows.evals.flow import nanochat_eval
         from flows.orchestration.caller import call_flow
 
-        evaluated = call_flow(nanochat_eval, model=model, **options.parameters())
+        evaluated = call_flow(nanochat_eval, **asdict(suite.request))
     made, took = evaluated.evaluation, duration(time.monotonic() - began)
     how = "cached" if made.cached else "built"
-    print_lines(
-        ["", f"{made.manifest.name} {how}, in {took}", f"{model}: {evaluated.verdict.text}"]
-    )
+    verdict = f"{suite.request.model}: {evaluated.verdict.text}"
+    print_lines(["", f"{made.manifest.name} {how}, in {took}", verdict])
     return CHANGES if evaluated.verdict.regressed else 0
 
 

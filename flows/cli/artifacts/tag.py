@@ -1,6 +1,5 @@
 """`nanochat tag`: give a run a name, such as main or best; list or remove these names."""
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from flows.render.table import Table, texts
 from flows.stages import STAGES
 from infra.near import suggest
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+from nanochat_core.errors import ArtifactError, ConfigError
 
 _COLUMNS = texts("tag", "run", "status", "stages", "started", "")
 
@@ -56,29 +55,19 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     run = open_run(store, reference)
     # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
     before: list[str | None] = []
-    known: str | None = None
-    with contextlib.suppress(ArtifactError):  # a damaged tag is replaced as if there were none
-        known = find_tag(store, name)
 
     def record() -> None:
         before.append(point(store, name, run.run))
 
-    try:
-        reserve(store, record, log=print_note, pause=time.sleep)
-        # Look again after it is written: a collection that began earlier may have deleted the run.
-        if find_run(store, run.run) is None:
-            raise ArtifactError(
-                f"run {run.run} was deleted while it was tagged",
-                hint=f"point it at another one: nanochat tag {name} RUN",
-            )
-    except BaseException:
-        with contextlib.suppress(StoreError, ArtifactError):  # must not replace the error
-            # Another process may have set it meanwhile, and an answer of `point` may be lost.
-            if find_tag(store, name) == run.run:
-                old = before[0] if before else known
-                point(store, name, old) if old else remove_tag(store, name)
-        raise
+    reserve(store, record, log=print_note, pause=time.sleep)
     old = before[0]
+    # Look again after it is written: a collection that began earlier may have deleted the run.
+    if find_run(store, run.run) is None:
+        point(store, name, old) if old else remove_tag(store, name)
+        raise ArtifactError(
+            f"run {run.run} was deleted while it was tagged",
+            hint=f"point it at another one: nanochat tag {name} RUN",
+        )
     line = f"{name} -> {run.run} ({run.status}, {len(run.stages)} of {len(STAGES)} stages)"
     if old == run.run:
         line += ", as before"

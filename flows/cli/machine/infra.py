@@ -1,7 +1,5 @@
 """`nanochat infra`: the files for compose, systemd and clusters, as they are installed."""
 
-import os
-from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -39,19 +37,20 @@ def infra(
     """
     target = directory.expanduser()
     files = _files(kind)
-    _check_free(target, files)
-    existing = {name for name in files if (target / name).exists()}
+    existing = {name for name in files if (target / name).is_file()}
     differing = {name for name in existing if (target / name).read_bytes() != files[name]}
     if differing and not force:
         raise ConfigError(
             f"{target} has other contents in {', '.join(sorted(differing))}",
             hint="choose another directory, or replace them with --force",
         )
+    hint = "choose another directory, or move away what is there"
     for name, content in files.items():
-        with writing(target / name, ConfigError, hint="choose another directory"):
+        with writing(target / name, ConfigError, hint=hint):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             if name not in existing or name in differing:
                 (target / name).write_bytes(content)
+    for name in files:
         done = "replaced" if name in differing else "unchanged" if name in existing else "written"
         print_line(f"{done:<10}{target / name}")
 
@@ -66,14 +65,3 @@ def _files(kind: Kind) -> dict[str, bytes]:
         and path.name != _FILLED_IN
         and any(fnmatch(path.name, pattern) for pattern in _WRITTEN)
     }
-
-
-def _check_free(target: Path, files: Iterable[str]) -> None:
-    """Raise ConfigError if a file is in place of a directory, or a directory in place of a file."""
-    hint = "choose another directory, or move it away"
-    for path in (target / name for name in files):
-        for parent in reversed(path.parents):
-            if os.path.lexists(parent) and not parent.is_dir():
-                raise ConfigError(f"{parent} is not a directory", hint=hint)
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is not a file", hint=hint)

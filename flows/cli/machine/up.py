@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import password_line, print_line, print_lines, print_warning
-from infra.placement import NO_POOL, ONE_STAGE, check_pool_name
+from flows.cli.output import password_line, print_line, print_lines
+from infra.placement import NO_POOL, check_pool_name
 from nanochat_core.errors import ConfigError
 
 POOLS = ("cpu", "gpu")
@@ -89,7 +89,6 @@ def up(
             running_server(home)
             print_lines(_lines(place, shared))
             return
-        _warn_of_missing(shared, pools)
         print_line("starting server and workers; in a new home it takes some ten seconds")
         # `--register` registers with a shared server, once: a machine with an older version would
         # overwrite the deployments of a newer one.
@@ -118,24 +117,6 @@ def _register(place: StoreOptions, pools: Sequence[str]) -> None:
     # With the home, which has the password of its server.
     up = shlex.join(["nanochat", "up", *place.argv])
     print_line(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
-
-
-def _warn_of_missing(shared: str | None, pools: Sequence[str]) -> None:
-    """Warn if a shared server lacks the deployments that send runs to these pools."""
-    from infra.prefect.access import NO_ANSWER
-    from infra.prefect.flow_runs import find_deployment
-
-    if shared is None:
-        return
-    wanted = ["nanochat/nanochat", *(f"{ONE_STAGE}/{name}" for name in pools if name != "cpu")]
-    with contextlib.suppress(*NO_ANSWER):  # nothing is known to lack
-        if missing := [name for name in wanted if find_deployment(shared, name) is None]:
-            others = [name for name in pools if name not in POOLS]
-            words = ["nanochat", "up", "--register", *(w for n in others for w in ("--pool", n))]
-            print_warning(
-                f"{shared} lacks the deployments {', '.join(missing)}; register them with "
-                f"`{shlex.join(words)}`"
-            )
 
 
 def _log(text: str) -> None:

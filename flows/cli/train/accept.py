@@ -1,9 +1,7 @@
 """`nanochat accept`: after a refactor, reuse an artifact that the old code built."""
 
-import tempfile
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -28,6 +26,7 @@ from flows.cli.options import (
 from flows.cli.output import print_line, print_lines
 from flows.cli.requests import plan_request, read_request
 from flows.identity.ref import short
+from flows.leases.file_lock import scratch_directory
 from flows.plan.accept import Offer, find_offer
 from flows.plan.accept import accept as accept_offer
 from flows.plan.planned import Planned
@@ -109,13 +108,13 @@ def _prove(planned: Planned, offer: Offer, *, steps: int) -> Proof:
     )
     with (
         context.open_cache() as cache,
-        tempfile.TemporaryDirectory(prefix="prove-", dir=planned.placement.home) as scratch,
+        scratch_directory(planned.placement.home) as scratch,
     ):
         inputs = fetch_inputs(stage, context, offer.inputs, cache, check=lambda: None)
         job = make_job(stage, context, offer.identity, inputs)
         return prove_offer(
             offer,
-            replace(job, directory=Path(scratch)),
+            replace(job, directory=scratch),
             # As a real run on this machine: sums over ranks depend on their number.
             processes=processes_of(stage, context),
             steps=steps,

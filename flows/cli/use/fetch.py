@@ -1,6 +1,5 @@
 """`nanochat fetch`: copy an artifact's files, or convert a model, to a directory."""
 
-import contextlib
 import time
 from functools import partial
 from pathlib import Path
@@ -54,19 +53,17 @@ def fetch(
             format.
         dtype: With --as hf: precision of the weights, bf16 (the default) or fp32.
     """
-    if form is not None and (model_only or (dtype is not None and form != "hf")):
-        raise ConfigError(
-            f"--as {form} takes no {'--model-only' if model_only else '--dtype'}",
-            hint="leave it out" if model_only else "its weights keep their precision",
-        )
-    if form is not None and path is None:
+    given = f"--as {form}" if form else "a copy without --as"
+    for option, is_wrong in {
+        "--model-only": form is not None and model_only,
+        "--dtype": dtype is not None and form != "hf",
+        "PATH": form is not None and path is not None,
+    }.items():
+        if is_wrong:
+            raise ConfigError(f"{given} takes no {option}", hint="leave it out")
+    if form is not None:
         target = to or Path(f"{Path(reference).name.replace('@', '-')}-{form}")
         return _convert(reference, target.expanduser(), form, dtype or "bf16", place)
-    if form is not None or dtype is not None:
-        raise ConfigError(
-            f"--as {form} is of a whole model" if form else "--dtype is given without --as hf",
-            hint=f"leave {path} or --as out" if form else "files are copied as they are",
-        )
     store = place.open_store()
     reference = name_in_store(place, store, reference)
     manifest = open_usable(store, reference, warn=print_warning)
@@ -101,16 +98,10 @@ def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOpt
     store = place.open_store()
     name, model = model, name_in_store(place, store, model)
     # A directory has no manifest; its model card has no lineage.
-    manifest = None
-    if find_directory(model) is None:
-        manifest = open_usable(store, model, warn=print_warning)
-    with contextlib.closing(place.cache) as cache:
+    is_stored = find_directory(model) is None
+    manifest = open_usable(store, model, warn=print_warning) if is_stored else None
+    with place.cache as cache:
         source = open_model(store, model, cache=cache, warn=print_warning)
-        done = export_model(
-            source,
-            target,
-            form=form,
-            dtype=dtype,
-            card=partial(model_card, store, manifest, name=name),
-        )
-    print_lines([f"{done.directory}: {', '.join(done.files)}", *done.notes])
+        card = partial(model_card, store, manifest, name=name)
+        files, note = export_model(source, target, form=form, dtype=dtype, card=card)
+    print_lines([f"{target}: {', '.join(files)}", note])

@@ -64,7 +64,7 @@ def import_model(
         tokenizer=tokenizer.expanduser() if tokenizer else None,
         step=step,
         era=era,
-        scratch=place.open_home(),
+        home=place.open_home(),
         log=print_note,
         watch=partial(show_bytes, what=called),
     )

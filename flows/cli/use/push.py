@@ -1,11 +1,8 @@
 """`nanochat push`: copy artifacts to another store, with the run records that name them."""
 
-import contextlib
 import functools
-import hashlib
 import time
-from collections.abc import Generator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -22,8 +19,7 @@ from flows.cli.output import (
 )
 from flows.interop.push import Chosen, Pushed, choose
 from flows.interop.push import push as push_artifacts
-from flows.leases import file_lock
-from infra.storage.base import Store
+from flows.leases.file_lock import scratch_directory
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 
@@ -62,7 +58,7 @@ def push(
     for revoked in chosen.made_from:
         print_warning(f"made from {revoked}")
     began = time.monotonic()
-    with interruptible(), _scratch(place, source, target) as scratch:
+    with interruptible(), scratch_directory(place.home_path) as scratch:
         pushed = push_artifacts(
             source,
             target,
@@ -73,27 +69,6 @@ def push(
             pause=time.sleep,
         )
     print_lines(_lines(chosen, pushed, to, time.monotonic() - began))
-
-
-@contextlib.contextmanager
-def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Path]:
-    """Yield a directory for files in transit between these two stores, under a file lock.
-
-    A second push between the same stores waits, and then finds that all files are sent.
-    """
-    # One directory per pair of stores, the same every time: an interrupted push resumes from it.
-    ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
-    scratch = place.home_path / "push" / ways
-
-    @functools.cache  # once
-    def report() -> None:
-        print_note(f"waiting: another process pushes to {target.url}")
-
-    with file_lock.hold(scratch.with_name(f"{ways}.lock"), report):
-        yield scratch
-        # Only if empty: files of an interrupted push of other artifacts stay for its retry.
-        with contextlib.suppress(OSError):
-            scratch.rmdir()
 
 
 def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
@@ -109,12 +84,11 @@ def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[
         f"tag {name} of {to} is moved: {before} -> {chosen.tags[name]}"
         for name, before in pushed.moved.items()
     ]
-    lacking = pushed.lacking
     sent = len(chosen.manifests) - len(pushed.adopted)
-    what = f"{count_of(sent, 'artifact')}, {count_of(len(lacking.items), 'file')}"
-    took = describe_transfer(lacking.size, seconds)
-    there = f"; {count_of(len(lacking.there), 'file')} there already" if lacking.there else ""
-    if lacking.damaged:
-        there += f"; {count_of(lacking.damaged, 'damaged file')} replaced"
-    lines.append(f"{to}: {what}, {lacking.size:,} bytes{took}{there}")
+    what = f"{count_of(sent, 'artifact')}, {count_of(len(pushed.items), 'file')}"
+    took = describe_transfer(pushed.size, seconds)
+    there = f"; {count_of(len(pushed.there), 'file')} there already" if pushed.there else ""
+    if pushed.damaged:
+        there += f"; {count_of(pushed.damaged, 'damaged file')} replaced"
+    lines.append(f"{to}: {what}, {pushed.size:,} bytes{took}{there}")
     return lines

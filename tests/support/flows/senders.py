@@ -1,18 +1,17 @@
 """Pushing from a store to another, with stores that count what is sent."""
 
-import contextlib
-from contextlib import AbstractContextManager
+import tempfile
 from pathlib import Path
 
 from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.names import watch_nothing
 from flows.identity.manifest import Manifest
-from flows.interop.push import Pushed, Watch, choose, push
+from flows.interop.push import Pushed, choose, push
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from tests.support.flows.rows import GIGABYTE, publish_files
 from tests.support.flows.shelf import put_run
 from tests.support.flows.stores import CountingStore
-from tests.support.infra.storage.owners import path_of
 
 TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
 MODEL = {"config.json": b"{}", "model.bin": b"\0" * 5000}
@@ -30,33 +29,21 @@ class Sink(CountingStore):
         super().upload(key, path, on_bytes=on_bytes)
 
 
-def unseen(size: int) -> AbstractContextManager[OnBytes]:
-    return contextlib.nullcontext(ignore_bytes)
-
-
-def send(
-    source: Store,
-    target: Store,
-    *references: str,
-    scratch: Path | None = None,
-    watch: Watch = unseen,
-    said: list[str] | None = None,
-) -> Pushed:
+def send(source: Store, target: Store, *references: str) -> Pushed:
     def pause(seconds: float) -> None:
         raise AssertionError("no garbage is collected")
 
-    if scratch is None:
-        assert isinstance(source, LocalStore)
-        scratch = path_of(source, "scratch")
-    return push(
-        source,
-        target,
-        choose(source, references),
-        scratch=scratch,
-        watch=watch,
-        log=lambda text: None if said is None else said.append(text),
-        pause=pause,
-    )
+    chosen = choose(source, references)
+    with tempfile.TemporaryDirectory() as scratch:
+        return push(
+            source,
+            target,
+            chosen,
+            scratch=Path(scratch),
+            watch=watch_nothing,
+            log=lambda text: None,
+            pause=pause,
+        )
 
 
 def check_same(source: Store, target: Store, manifest: Manifest, cache: Path) -> None:

@@ -311,7 +311,7 @@ def test_a_damaged_file_is_one_line(
     message = commands.fails("chat", ADDRESS)[0]
     assert file in message
     assert "is not a checkpoint" in message or "cannot be read" in message
-    assert [path.name for path in (tmp_path / "home").glob("import-*")] == []
+    assert [path.name for path in (tmp_path / "home").glob("scratch-*")] == []
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,16 @@ def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, caps
     with torch.no_grad():
         assert torch.equal(model(tokens), a_model("2026-03-14")(tokens))
     home = tmp_path / "home"
-    assert not list(home.glob("import-*"))
+    assert not list(home.glob("scratch-*"))
     assert not list(store.list(PINS))
 
 
 def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, capsys, terminal):
     path = str(nanochats / "base_checkpoints" / "d4")
     first = imported(capsys, path, "--name", "one")[0]
-    (tmp_path / "home" / "import-999999999-x").mkdir()  # of one that was killed
+    (tmp_path / "home" / "scratch-x").mkdir()  # of one that was killed
     second, _, hint = imported(capsys, path, "--name", "two", "--step", "100")
-    assert not list((tmp_path / "home").glob("import-*"))
+    assert not list((tmp_path / "home").glob("scratch-*"))
     assert hint.endswith("--use pretrain@two --use tokenizer@two")
     assert second.removeprefix("pretrain@two") == (
         first.removeprefix("pretrain@one") + ", imported before"
@@ -147,7 +147,7 @@ def test_a_file_that_lies_leaves_nothing_behind(nanochats, store, tmp_path, caps
     meta.write_text(json.dumps(tree))
     assert "n_layer is 10000000" in failed(capsys, str(directory))
     assert not list(store.list(""))
-    assert not list((tmp_path / "home").glob("import-*"))
+    assert not list((tmp_path / "home").glob("scratch-*"))
 
 
 def test_a_path_to_nothing_is_one_line(tmp_path, capsys):

@@ -24,7 +24,7 @@ from tests.support.flows.shelf import put_artifact, put_run
 
 def test_a_run_arrives_with_all_its_artifacts_and_its_record(source, target, artifacts, tmp_path):
     pushed = send(source, target, "tiny")
-    assert len(pushed.lacking.items) == 6  # four files and two logs
+    assert len(pushed.items) == 6  # four files and two logs
     for manifest in artifacts:
         check_same(source, target, manifest, tmp_path / "cache")
         assert open_artifact(target, f"{manifest.stage}@tiny") == manifest
@@ -55,7 +55,7 @@ def test_what_is_there_is_not_sent_again(source, target, artifacts):
     target.uploaded.clear()
     pushed = send(source, target, "tiny")
     assert target.uploaded == []
-    assert (pushed.lacking.items, len(pushed.lacking.there), pushed.adopted) == ((), 6, ())
+    assert (pushed.items, len(pushed.there), pushed.adopted) == ((), 6, ())
 
 
 class Interrupted(Sink):
@@ -87,7 +87,7 @@ def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_resumed(
 def test_an_object_of_another_size_is_sent_again(source, target, artifacts, tmp_path):
     file = artifacts[1].files[1]
     target.put(file.key, b"half")
-    assert send(source, target, "tiny").lacking.damaged == 1
+    assert send(source, target, "tiny").damaged == 1
     assert file.key in target.uploaded
     check_same(source, target, artifacts[1], tmp_path / "cache")
     # As the hint for a damaged object asks: the manifest is there, and its object was removed.
@@ -106,7 +106,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(source, target, artifac
     else:
         source.put(file.key, b"\0" * 4999 + (b"\1" if kind == "flipped" else b""))
     with pytest.raises(ArtifactError, match=r"model\.bin of sft/") as caught:
-        send(source, target, "tiny", scratch=tmp_path / "scratch")
+        send(source, target, "tiny")
     assert f"{source.url}/{file.key}" in str(caught.value)
     assert "--force sft" in (caught.value.hint or "")
     assert f"`nanochat push {artifacts[1].name} --to" in (caught.value.hint or "")

@@ -2,8 +2,6 @@
 
 import pytest
 
-from flows.overrides import default_name
-from flows.run_request import RunRequest
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import put_run
@@ -19,8 +17,6 @@ EXAMPLES = [
     {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]}
     for user, answer in (("hi", "yo"), ("7+5?", CALL), (HOSTILE, "no"))
 ]
-USES = ("task_data@tiny",)
-GIVEN = default_name(RunRequest(use=USES))
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +32,6 @@ def runs_with_examples(store, tmp_path):
     folders = {"tokenizer": tokens, "task_data": data}
     made = [publish_directory(store, name, folder) for name, folder in folders.items()]
     put_run(store, "tiny-1", *made)
-    put_run(store, "mine-1", *made, name="mine", profile="d12", depth=6, overrides=("seed=2",))
-    put_run(store, f"{GIVEN}-1", *made, name=GIVEN, uses=USES)
 
 
 def test_what_is_learnt_is_marked_and_text_cannot_move_the_cursor(terminal):
@@ -53,8 +47,6 @@ def test_programs_get_ids_and_mask(terminal):
 
 
 def test_a_mistake_and_a_broken_example_are_one_line(terminal):
-    for run in ("tiny", "mine", GIVEN):  # the hint makes the data of this run again
-        terminal.refuses(f"data broken --run {run}")
-    for words in ("arithmetik", "arithmetic --index 3", "arithmetic --index -1"):
+    for words in ("broken", "arithmetik", "arithmetic --index 3", "arithmetic --index -1"):
         terminal.refuses(f"data {words}")
     terminal.refuses("data arithmetic --run tiney")

@@ -230,4 +230,4 @@ def test_a_proof_that_cannot_be_had_accepts_nothing(terminal, store, made, capsy
     assert "was built outside git" in capsys.readouterr().err
     assert find_manifest(store, ArtifactRef("shards", made["shards"].fingerprint)) is None
     assert list(store.list(PINS)) == []
-    assert list((Path(os.environ["NANOCHAT_HOME"])).glob("prove-*")) == []
+    assert list((Path(os.environ["NANOCHAT_HOME"])).glob("scratch-*")) == []

@@ -3,7 +3,14 @@
 import pytest
 
 from flows.identity.ref import ArtifactRef
-from flows.leases.file_lock import hold, is_held, lock_path, try_hold, work_directory
+from flows.leases.file_lock import (
+    hold,
+    is_held,
+    lock_path,
+    scratch_directory,
+    try_hold,
+    work_directory,
+)
 from nanochat_core.errors import StageError
 
 
@@ -49,3 +56,10 @@ def test_a_lock_is_held_only_if_it_is_free(tmp_path):
     assert not is_held(path)
     with try_hold(path) as again:
         assert again
+
+
+def test_a_scratch_directory_goes_and_that_of_a_killed_process_with_the_next(tmp_path):
+    (tmp_path / "scratch-killed" / "below").mkdir(parents=True)
+    with scratch_directory(tmp_path) as first, scratch_directory(tmp_path) as second:
+        assert {*tmp_path.iterdir()} == {first, second}
+    assert not [*tmp_path.iterdir()]
