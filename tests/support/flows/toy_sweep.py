@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,21 @@ def run(job):
     (job.output / "text").write_text(str(job.config["seed"]))
     return {}
 """
-# The best learning rate is 0.03; the seed changes the score more than the rate does.
+# The best learning rate is 0.03; the seed changes the score more than the rate does. A file named
+# after the rate in HOME/broken makes it fail.
 PRETRAIN = """
 def run(job):
     rate, seed = job.config["optimizer"]["muon_lr"], job.config["seed"]
+    if (job.directory.parents[2] / "broken" / str(rate)).exists():
+        raise ValueError("broken")
     (job.output / "model").write_text(f"{rate} {seed}")
     return {"val_bpb": seed + abs(rate - 0.03) * (1 + seed / 10)}
 """
 
 
 def toy_sweep(*vary: str, **options: Any) -> Sweep:
-    """A sweep of tiny with three seeds, called toy."""
-    return open_sweep(SweepRequest(vary=vary, seeds=(1, 2, 3), run_name="toy", **options))
+    """A sweep of tiny, by default with three seeds, called toy."""
+    return open_sweep(SweepRequest(vary=vary, **{"seeds": (1, 2, 3), "run_name": "toy", **options}))
 
 
 def make_stages(toys: Toys) -> list[Stage]:
@@ -46,15 +48,13 @@ def make_stages(toys: Toys) -> list[Stage]:
     return [text, replace(pretrain, config=("seed", "optimizer"))]
 
 
-def run_sweep(
-    toys: Toys, sweep: Sweep, name: str, stages: Sequence[Stage] | None = None, **context: Any
-) -> Any:
+def run_sweep(toys: Toys, sweep: Sweep, name: str, **context: Any) -> Any:
     """Run it as a flow run of this name; returns what it made."""
     from prefect import flow
 
     from flows.sweep.build import build_units
 
-    units = units_of(sweep, stages or make_stages(toys))
+    units = units_of(sweep, make_stages(toys))
     runs = {
         m.label: replace(make_run(f"{m.request.run_name}-{name}"), name=m.request.run_name)
         for m in sweep.members
@@ -62,12 +62,7 @@ def run_sweep(
 
     @flow(name="toy-sweep", flow_run_name=name)
     def toy_flow() -> Any:
-        return build_units(
-            sweep,
-            units,
-            replace(toys.context(name), **context),
-            runs,
-        )
+        return build_units(sweep, units, replace(toys.context(name), **context), runs)
 
     return toy_flow()
 

@@ -15,7 +15,7 @@ from flows.sweep.plan import plan_sweep
 from flows.sweep.request import SweepRequest
 from infra.prefect.server import Server
 from infra.storage.open import open_store
-from nanochat_core.errors import StageError
+from nanochat_core.errors import ConfigError, StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
 from tests.support.flows.toy_sweep import run_process, run_sweep, toy_sweep
 
@@ -82,6 +82,38 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(whole, toys):
     expected = files_of(whole[0].home)
     assert expected.keys() == {"sweep.html", "sweep.json"}
     assert files_of(toys.home) == expected
+
+
+def test_a_point_that_fails_takes_nothing_from_the_others_and_only_it_is_built_again(toys, server):
+    sweep = toy_sweep("optimizer.muon_lr=0.01,0.05", seeds=(1,))
+    toys.set_broken("0.01")
+    error = r"1 of 3 runs failed, p1 s1 \(p1 / pretrain: .*broken.*sweep\.html"
+    with pytest.raises(StageError, match=error):
+        run_sweep(toys, sweep, "sweep-broken")
+
+    states = {name: state.name for name, state in task_runs("sweep-broken").items()}
+    assert states == dict.fromkeys(("text", "base / pretrain", "p2 / pretrain"), "Completed") | {
+        "p1 / pretrain": "Failed"
+    }
+    runs = [f"toy-{point}-s1-sweep-broken" for point in ("base", "p1", "p2")]
+    found = [find_run(toys.context().store, run) for run in runs]
+    assert [run and run.status for run in found] == ["finished", "failed", "finished"]
+    page = (toys.home / "sweep" / "toy" / "sweep.html").read_text()
+    (line,) = (line for line in page.splitlines() if "<li>p1 / pretrain: " in line)
+    assert "broken" in line
+
+    toys.set_broken("0.01", False)
+    swept = run_sweep(toys, sweep, "sweep-mended")
+    assert (swept.built.stages, swept.cached.stages) == (1, 3)
+    assert toys.kinds("text").count("building") == 1
+    assert swept.report.tree["errors"] == {}
+
+
+def test_the_flow_refuses_a_depth_at_once(server):
+    from flows.sweep.build import sweep
+
+    with pytest.raises(ConfigError, match="depth 0 is not between 1 and 100"):
+        sweep(profile="tiny", vary=("model.depth=0,2",), stage="base_eval")
 
 
 def test_a_command_gives_the_flow_what_it_has_planned(server, tmp_path, monkeypatch):

@@ -23,17 +23,16 @@ def series_of(*depths, **options):
     return open_sweep(SweepRequest(vary=(f"model.depth={','.join(map(str, depths))}",), **given))
 
 
-def made(depth, metrics, text="text"):
-    rows = make_manifest("rows", files={"rows": text})
+def made(depth, metrics):
     files = {"scores": f"{depth} {metrics}"}
-    return make_manifest("base_eval", files=files, inputs={"rows": rows}, metrics=metrics)
+    return make_manifest("base_eval", files=files, metrics=metrics)
 
 
-def report(*depths, core=None, text=lambda depth: "text", **options):
+def report(*depths, core=None, **options):
     """Return the report of these depths of tiny; a depth without a loss in BPB failed."""
     scores = {} if core is None else {"core": core}
     results = {
-        f"d{depth} s42": made(depth, {"val_bpb": BPB[depth], **scores}, text(depth))
+        f"d{depth} s42": made(depth, {"val_bpb": BPB[depth], **scores})
         for depth in depths
         if depth in BPB
     }
@@ -88,25 +87,6 @@ def test_depth_may_vary_together_with_other_settings():
     assert [member.depth for member in sweep.members] == [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("depths", "options", "error"),
-    [
-        ((4,), {}, "every point has the settings of the base"),
-        ((2, "two"), {}, "model.depth is 'two', expected a whole number"),
-        ((0, 2), {}, "depth 0 is not between 1 and 100"),
-        ((2, 101), {}, "depth 101 is not between 1 and 100"),
-        ((1, 2), {"depth": 3}, "depth is 3, but the sweep varies it"),
-        ((1, 2), {"run_name": "a/b"}, "cannot be the name of a run"),
-        ((1, 2), {"overrides": ("seed=7",)}, "seed is set, but a sweep has its own seeds"),
-    ],
-    ids=str,
-)
-def test_depths_that_are_no_series_are_refused_with_a_hint(depths, options, error):
-    with pytest.raises(ConfigError, match=error) as caught:
-        series_of(*depths, **options)
-    assert caught.value.hint
-
-
 def test_a_report_has_sizes_scores_laws_and_a_prediction(shows):
     shows(report(1, 2, 3, 4))
     run = open_profile("tiny", depth=3).run
@@ -137,12 +117,6 @@ def test_a_depth_that_failed_is_named_with_its_error_and_the_others_are_fitted(t
     shows(report(1, 2, 5, errors={"d5 / pretrain": "ValueError: broken"}))
 
 
-def test_an_evaluation_without_bits_per_byte_is_no_point_and_is_named(shows):
-    results = {"d1 s42": made(1, {"val_bpb": 3.0}), "d2 s42": made(2, {"core": 0.5})}
-    found = shows(report_of_sweep(series_of(1, 2), results, "file:///store"))
-    assert list(found.tree["series"]["losses"]) == [1]
-
-
 def test_several_seeds_give_their_mean_to_the_law():
     results = {
         f"d{depth} s{seed}": made(depth, {"val_bpb": bpb + seed})
@@ -155,10 +129,6 @@ def test_several_seeds_give_their_mean_to_the_law():
 
 def test_three_models_have_a_scatter_and_no_range(shows):
     shows(report(1, 2, 3))
-
-
-def test_points_on_other_text_are_noted(shows):
-    shows(report(*BPB, text=lambda depth: "text" if depth < 3 else "other"))
 
 
 def test_one_model_is_a_table_and_no_law(shows):
