@@ -53,14 +53,11 @@ class Option:
     rules: Mapping[str, Any] = field(default_factory=dict[str, Any])
     flag: str | None = None  # on the command line; None: the parameter's name; "": an argument
     more: str = ""  # sentences that only the command line has room for
-    binds: bool = True  # False: a form shows the texts, and the server checks the type alone
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         """Return the schema of the type with these rules added."""
         text = self.help.replace("`", "")  # a form shows plain text
         schema = {**handler(core_schema), LABEL: self.label, "description": text}
-        if not self.binds:
-            return schema
         # `T | None` becomes T, a field that may be left empty: the form shows `anyOf` as tabs, and
         # the server's errors do not say which rule of it was broken.
         for kind in schema.pop("anyOf", ()):

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
 
 from flows.artifacts.names import check_stage
 from flows.artifacts.publish import find_manifest
@@ -21,52 +20,30 @@ from flows.identity.manifest import Manifest, identify_from
 from flows.identity.record_types import read_record
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import make_placement, open_profile
-from flows.run_request import (
-    Depth,
-    Gpus,
-    Option,
-    Overrides,
-    Place,
-    ProfileName,
-    Strict,
-    shared,
-)
+from flows.run_request import shared
 from flows.stages import Stage, stage_named
 from infra.placement import default_home
 from infra.storage.open import open_store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 
-def _described(label: str, text: str) -> Option:
-    """Return the declaration of a parameter that runs set, and no person."""
-    return Option(label=label, help=text, group="run")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageRequest:
     """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 
-    stage: Annotated[str, _described("Stage", "The stage to build.")]
-    fingerprint: Annotated[
-        str, _described("Fingerprint", "All 64 hex digits, as the requesting run computed them.")
-    ]
-    redo: Annotated[
-        int, _described("Redo", "How often the recipe's artifact had been asked for again.")
-    ] = 0
-    inputs: Annotated[
-        tuple[str, ...], _described("Inputs", "Each as stage/fingerprint, in the table's order.")
-    ]
-    profile: ProfileName
-    depth: Depth = None
-    overrides: Overrides = ()
-    run: Annotated[str, _described("Run", "The id of the requesting run.")]
-    store: Annotated[
-        str, _described("Store", "URL of the artifact store, which this machine must reach too.")
-    ]
-    nodes: Annotated[int, _described("Machines", "Machines that build it together.")] = 1
-    gpus: Gpus = None
-    place: Place = ()
-    strict: Strict = False
+    stage: str
+    fingerprint: str  # all 64 hex digits, as the requesting run computed them
+    redo: int = 0  # how often the recipe's artifact had been asked for again
+    inputs: tuple[str, ...]  # each as stage/fingerprint, in the table's order
+    profile: str
+    depth: int | None = None
+    overrides: tuple[str, ...] = ()
+    run: str  # the id of the requesting run
+    store: str  # URL of the artifact store, which this machine must reach too
+    nodes: int = 1  # machines that build it together
+    gpus: int | None = None
+    place: tuple[str, ...] = ()
+    strict: bool = False
 
     @property
     def ref(self) -> ArtifactRef:

@@ -17,7 +17,8 @@ from flows.building.build import Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.suite import EvalRequest, Suite, history_name, open_suite
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flow
+from flows.orchestration.flow_setup import open_flow, planned_by_caller, warn
+from flows.orchestration.forms import run_flow
 from flows.orchestration.pipeline import Outcome, run
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.render.text import key_of
@@ -42,7 +43,7 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
     known = planned_by_caller(request, Suite)
     setup = open_flow(store=request.store)
-    suite = known or setup.wait(lambda: open_suite(request, setup.store, warn=setup.warn))
+    suite = known or setup.wait(lambda: open_suite(request, setup.store, warn=warn))
     given = {suite.model.stage: suite.model} if suite.more else {}
     outcome = run(suite.run, setup=setup, uses=(request.model,), more=suite.more, given=given)
     return assess_run(suite.stage.name, outcome, suite.request, store=setup.store, wait=setup.wait)

@@ -23,10 +23,10 @@ from flows.building.context import Watch
 from flows.leases import run_lock
 from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled
-from flows.plan.planned import Opened
 from infra.launch.background import run_in_background
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
+from nanochat_core.errors import first_line
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +38,7 @@ class LocalRun:
 
     home: Path
     watch: Watch  # receives the events of each stage
-    planned: Opened | None = None  # what it has opened and planned already
+    planned: Any = None  # what it has opened and planned for the flow, with its store
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     # Of the runs that this process executes, see flows/leases/run_lock.py.
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -80,8 +80,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
         caller = LOCAL_RUN.get()
         if caller is None or not caller.ends or (end := caller.ends[-1]) is error:
             raise
-        why = str(error) or type(error).__name__
-        text = f"Prefect does not know that the run has ended: {why}"
+        text = f"Prefect does not know that the run has ended: {first_line(error)}"
         caller.watch("run", {"kind": "warning", "text": text})
         if isinstance(end, BaseException):
             raise end from None

@@ -36,7 +36,7 @@ from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, sta
 from flows.stages import Stage
 from infra.polling import ASK_SECONDS, SLOW_SECONDS
 from infra.retry import NoAnswer, until_answered
-from nanochat_core.errors import ArtifactError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, StageError, StoreError, first_line
 
 T = TypeVar("T")
 HINT = "\nhint: "  # separates the error from its hint in the state message of a failed run
@@ -152,7 +152,7 @@ class _ProgressRelay:
         def report(failure: NoAnswer) -> None:
             if isinstance(failure.error, ObjectNotFound):
                 raise failure.error
-            text = f"Prefect does not answer ({_first_line(failure.error)}); retrying"
+            text = f"Prefect does not answer ({first_line(failure.error)}); retrying"
             self._waiting.report(text, text)
             if failure.seconds > PATIENCE:
                 raise TransientStageError(
@@ -194,7 +194,3 @@ class _ProgressRelay:
             self._context.watch(request.stage, start)
         self._step = step
         self._context.watch(request.stage, {"kind": "step", **event, "values": {}})
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

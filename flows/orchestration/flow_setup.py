@@ -1,101 +1,37 @@
 """What every flow of whole runs begins with: its name, store and build context."""
 
 import contextlib
-import functools
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-from prefect import Flow, flow
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_UI_URL
 
-from flows.artifacts.runs import Run, find_run, new_run_id, timestamp
+from flows.artifacts.runs import Run, find_run
 from flows.building.build import BuildContext
-from flows.identity.ref import name_in
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
-from flows.orchestration.caller import LOCAL_RUN, LocalRun, end_when_cancelled
+from flows.orchestration.caller import LOCAL_RUN, LocalRun
 from flows.orchestration.client import NOT_ANSWERING, quick_client
-from flows.orchestration.forms import takes
 from flows.orchestration.stage_runs import check_pool
-from flows.orchestration.stage_task import failed
 from flows.plan.plan import StagePlan
-from flows.plan.planned import Opened, Planned, plan_run
-from flows.plan.upstream import Log, Pins
-from flows.run_request import RunRequest, request_of
+from flows.plan.upstream import Log
 from infra.placement import Placement, default_home, default_store
 from infra.prefect.flow_runs import RESUMES, page_of
-from infra.prefect.supervisor.workers import end_with_worker
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import ArtifactError, ConfigError, NanochatError
+from nanochat_core.errors import ArtifactError, ConfigError
 
-R = TypeVar("R")
-Request = TypeVar("Request")
-Known = TypeVar("Known", bound=Opened)
+Known = TypeVar("Known", bound=Any)
 
 _BUILT, _STEPS = "nanochat.built", "nanochat.steps"  # labels of a flow run: what it reached
-
-
-def _flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
-    """Return a function for Prefect that names a flow run by the id of its run.
-
-    The id is new, and of the name that `name_of` returns for the flow's parameters.
-    """
-
-    def name() -> str:
-        given = flow_run.get_name() or ""
-        # A retry keeps its name. The count is of attempts before this one: it counts itself once
-        # it is running.
-        if flow_run.get_run_count():
-            return given
-        parameters = flow_run.get_parameters()
-        try:
-            found = name_of(parameters)
-        except ConfigError:
-            # The flow raises it again and so fails; raised here it would crash without a hint.
-            found = parameters.get("run_name") or parameters.get("profile") or "refused"
-        # `nanochat run --submit` has given it an id already, by which its user finds it.
-        return given if name_in(given) == found else new_run_id(found, timestamp(time.time()))
-
-    return name
-
-
-def run_flow(
-    name: str, kind: type[Request], *, name_of: Callable[[Request], str]
-) -> Callable[[Callable[[Request], R]], Flow[..., R]]:
-    """Make a function of one request the Prefect flow `name` of the request's fields.
-
-    `name_of` returns the name of the run. Cancel ends it as Cancelled, and a NanochatError fails it
-    with its line and hint alone.
-    """
-
-    def wrap(function: Callable[[Request], R]) -> Flow[..., R]:
-        @functools.wraps(function)
-        def body(request: Request) -> R:
-            end_with_worker()
-            try:
-                return end_when_cancelled(functools.partial(function, request))
-            except NanochatError as error:
-                state: Any = failed(error)  # Prefect makes a returned state the run's own
-                return state
-
-        return flow(
-            name=name,
-            flow_run_name=_flow_run_name(lambda given: name_of(request_of(kind, given))),
-            retries=0,
-            persist_result=False,
-        )(takes(kind)(body))
-
-    return wrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,27 +45,9 @@ class FlowSetup:
     caller: LocalRun | None  # None: a worker runs the flow
     stop: threading.Event
 
-    @property
-    def warn(self) -> Log:
-        """Logs a line as a warning."""
-        return get_run_logger().warning
-
-    def plan(self, request: RunRequest) -> Planned:
-        """Return the plan of the requested run: the command's own, else a new one.
-
-        Raises what `plan_run` raises.
-        """
-        if (known := planned_by_caller(request, Planned)) is not None:
-            return known
-        pins = self.known_pins(self.run_id)
-        return self.wait(
-            lambda: plan_run(request, self.store, self.home, log=self.warn, known=pins)
-        )
-
-    def known_pins(self, run: str) -> Pins:
-        """Return the upstream names that an earlier start of the run with this id resolved."""
-        found = self.wait(lambda: find_record(self.store, run, log=self.warn))
-        return found.upstream if found else {}
+    def find_earlier(self, run: str) -> Run | None:
+        """Return the record that an earlier start of the run with this id has written, if any."""
+        return self.wait(lambda: find_record(self.store, run, log=warn))
 
     def open_context(self, run: RunConfig, placement: Placement, *, strict: bool) -> BuildContext:
         """Return the context to build a configuration in.
@@ -155,19 +73,10 @@ class FlowSetup:
             stop=self.stop,
         )
 
-    def check_before_building(self, items: Sequence[StagePlan], *, builds: bool) -> None:
-        """Note the progress in a plan; raise StoreError if leases are needed and cannot be held.
 
-        They are needed if the flow `builds` anything.
-        """
-        note_progress(items)
-        if builds:
-            self.wait(self.store.check_conditions)
-
-    def continued(self, run: Run) -> Run:
-        """Return the record of a run, begun when an earlier start of the flow run began it."""
-        found = self.wait(lambda: find_record(self.store, run.run, log=self.warn))
-        return replace(run, started=found.started) if found else run
+def warn(text: str) -> None:
+    """Log a line of the current flow run as a warning."""
+    get_run_logger().warning(text)
 
 
 def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
@@ -177,16 +86,12 @@ def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
     return known if isinstance(known, kind) and known.request == request else None
 
 
-def open_flow(
-    *,
-    store: str | None,
-    runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
-) -> FlowSetup:
+def open_flow(*, store: str | None, runs: Iterable[str] = ()) -> FlowSetup:
     """Open the store of the current flow run.
 
     Args:
         store: URL of the store; None: that of this machine.
-        runs_of: Returns the ids of the runs that the flow run records, given its own.
+        runs: Ids of the runs that the flow run records, if it has not one run of its own id.
     """
     caller = LOCAL_RUN.get()
     home = caller.home if caller else default_home()
@@ -197,7 +102,7 @@ def open_flow(
     run_id = flow_run.get_name()
     assert run_id is not None  # this is called in flows only
     if caller is not None:
-        for run in dict.fromkeys((run_id, *runs_of(run_id))):
+        for run in (run_id, *runs):
             lock = run_lock.hold(home, run, store=opened.url, unreported=caller.unreported)
             caller.locks.enter_context(lock)
         if (root := PREFECT_UI_URL.value()) and (own := flow_run.get_id()):
@@ -205,7 +110,7 @@ def open_flow(
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})
     stop = caller.stop if caller else threading.Event()
-    wait = wait_of_run(opened, stop)
+    wait = wait_of_run(opened, stop, LeaseTimings())
     return FlowSetup(run_id=run_id, home=home, store=opened, wait=wait, caller=caller, stop=stop)
 
 
@@ -238,12 +143,7 @@ def find_record(store: Store, run: str, *, log: Log) -> Run | None:
         return None
 
 
-def wait_of_run(
-    store: Store,
-    stop: threading.Event,
-    *,
-    terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
-) -> StoreWait:
+def wait_of_run(store: Store, stop: threading.Event, terms: LeaseTimings) -> StoreWait:
     """Return a retry policy for the run's own store requests that waits without a limit."""
     waiting = WaitLog(get_run_logger().warning, every=terms.report)
     return StoreWait(store=store, name="the run", waiting=waiting, stop=stop, terms=terms)

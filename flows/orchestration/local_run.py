@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flows.render.terminal import Display
 from infra.placement import ONE_STAGE, unknown_pool
@@ -23,17 +23,14 @@ from infra.prefect.access import NO_ANSWER, check_answers
 from infra.prefect.flow_runs import find_deployment, running_server
 from nanochat_core.build_kernels import build_kernels
 
-if TYPE_CHECKING:
-    from flows.plan.planned import Opened
-
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
 @contextlib.contextmanager
-def ready(home: Path, display: Display, planned: "Opened | None" = None) -> Generator[None]:
+def ready(home: Path, display: Display, planned: Any = None) -> Generator[None]:
     """Connect Prefect to its server and make this command the local run, so a flow can be called.
 
-    `planned` is what the command has planned already, for the flow; stages are shown on `display`.
+    `planned` is what the command has planned for the flow; stages are shown on `display`.
     Raises ServerError, and what the flow raises: a NanochatError for a user's mistake, and
     KeyboardInterrupt if a person or a scheduler stopped the run, here or in Prefect's pages, after
     the workers have saved; a second Ctrl-C does not wait for them.

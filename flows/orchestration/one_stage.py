@@ -17,8 +17,6 @@ from prefect.states import Cancelled
 from flows.building.gangs import build_on_gang
 from flows.building.retry import is_retryable
 from flows.building.stage_request import StageRequest, build_on_node, stage_of
-from flows.identity.ref import short
-from flows.orchestration.forms import takes
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.orchestration.stage_runs import is_cancelled
 from flows.orchestration.stage_task import failed
@@ -28,14 +26,7 @@ from infra.prefect.supervisor.workers import end_with_worker
 from nanochat_core.errors import ConfigError, NanochatError
 
 
-def _name_flow_run() -> str:
-    """Return the name of a flow run that was started without one: what it builds."""
-    parameters = flow_run.get_parameters()
-    return f"{parameters['stage']}/{short(parameters['fingerprint'])}"
-
-
-@flow(name="one-stage", flow_run_name=_name_flow_run, retries=0, persist_result=False)
-@takes(StageRequest, with_rules=False)
+@flow(name="one-stage", retries=0, persist_result=False)
 def one_stage(request: StageRequest) -> Any:
     """Build one stage for a run of another flow. Runs start it themselves; you need not."""
     try:

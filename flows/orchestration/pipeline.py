@@ -12,12 +12,22 @@ from flows.artifacts.runs import Run, RunRecord, new_run
 from flows.building.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import FlowSetup, open_flow, run_flow, wait_of_run
-from flows.orchestration.run_page import RunPages
+from flows.orchestration.flow_setup import (
+    FlowSetup,
+    note_progress,
+    open_flow,
+    planned_by_caller,
+    wait_of_run,
+    warn,
+)
+from flows.orchestration.forms import run_flow
+from flows.orchestration.run_page import show_artifacts, show_plan, show_report
+from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.overrides import check_name_of, name_of
+from flows.overrides import name_of, open_name
 from flows.plan.plan import Plan
+from flows.plan.planned import Planned, plan_run
 from flows.run_request import RETRIES, RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
 
@@ -55,12 +65,21 @@ def run(
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
     setup = setup or open_flow(store=request.store)
-    check_name_of(request)  # before the store and the home are used
-    planned = setup.plan(request)
-    name = setup.wait(lambda: planned.name)
+    name = setup.wait(lambda: open_name(setup.store, request))
+    earlier = setup.find_earlier(setup.run_id)
+    planned = planned_by_caller(request, Planned) or setup.wait(
+        lambda: plan_run(
+            request,
+            setup.store,
+            setup.home,
+            log=warn,
+            known=earlier.upstream if earlier else {},
+        )
+    )
     context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)
-    builds = bool(more) or not planned.plan.up_to_date
-    setup.check_before_building(planned.plan.stages, builds=builds)
+    note_progress(planned.plan.stages)
+    if more or not planned.plan.up_to_date:
+        setup.wait(setup.store.check_conditions)  # for leases
     record = new_run(
         setup.run_id,
         name,
@@ -72,7 +91,7 @@ def run(
     return run_pipeline(
         [*stages, *more],
         context,
-        setup.continued(record),
+        replace(record, started=earlier.started) if earlier else record,
         plan=planned.plan,
         redo=stages_to_redo(stages, force=request.force, from_stage=request.from_stage),
         pinned={**planned.pinned, **(given or {})},
@@ -100,9 +119,10 @@ def run_pipeline(
     context = replace(context, record=record.add)
     store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
     store_wait(record.write)
-    pages = RunPages(run, context.store)
+    pages = BackgroundWriter(run.name)
+    pages.tag_flow_run(run.run)
     if plan is not None:
-        pages.show_plan(plan)
+        show_plan(pages, plan)
     futures: dict[str, PrefectFuture[Built]] = {}
     there: dict[str, Built] = {}
     try:
@@ -119,12 +139,12 @@ def run_pipeline(
                 )
             wait(list(futures.values()))
         built = there | _results(futures)
-        pages.show_artifacts(built)
+        show_artifacts(pages, run, built, context.store.url)
         if (report := built.get(REPORT.name)) is not None:
             _show_report(context, report, pages, store_wait)
     except BaseException as error:
         if not stop_stages(error, context, list(futures.values()), {run.run: record}):
-            pages.show_artifacts(there | _finished(futures))
+            show_artifacts(pages, run, there | _finished(futures), context.store.url)
         raise
     finally:
         pages.close()
@@ -156,12 +176,12 @@ def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]
 
 
 def _show_report(
-    context: BuildContext, built: Built, pages: RunPages, store_wait: StoreWait
+    context: BuildContext, built: Built, pages: BackgroundWriter, store_wait: StoreWait
 ) -> None:
     """Show the report card in Prefect, and log the path of its page."""
     with context.open_cache() as cache:
         files = store_wait(lambda: fetch(context.store, built.manifest, cache)) / "files"
         text = files / "report.md"
         if text.exists():
-            pages.show_report(text.read_text(encoding="utf-8"))
+            show_report(pages, text.read_text(encoding="utf-8"))
         get_run_logger().info(f"report card: {files / 'report.html'}")

@@ -10,52 +10,41 @@ from typing import Any
 
 from flows.artifacts.runs import Run
 from flows.building.build import Built
-from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
+from flows.orchestration.stage_page import BackgroundWriter, resumed_text
 from flows.plan.plan import Plan
 from flows.plan.render import table, totals
 from flows.render.paired import scores_in
 from flows.render.table import Table, texts
 from flows.render.text import size
 from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
-from infra.storage.base import Store
 
 MAX_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
 
 
-class RunPages:
-    """The Prefect artifacts of the current flow run. Close it when the run ends."""
+def show_plan(pages: BackgroundWriter, plan: Plan) -> None:
+    """Show what the run is about to do, stage by stage."""
+    text = f"What each stage does, and why: {totals(plan)['summary']}."
+    rows = table((item, item.stage.name) for item in plan.stages).tree()
+    pages.show("plan", "table", rows, about=text)
 
-    def __init__(self, run: Run, store: Store) -> None:
-        self._run = run
-        self._store = store
-        self._writer = BackgroundWriter(name_of(run.run))
-        self._writer.tag_flow_run(run.run)
 
-    def show_plan(self, plan: Plan) -> None:
-        """Show what the run is about to do, stage by stage."""
-        text = f"What each stage does, and why: {totals(plan)['summary']}."
-        rows = table((item, item.stage.name) for item in plan.stages).tree()
-        self._writer.show("plan", "table", rows, about=text)
+def show_artifacts(pages: BackgroundWriter, run: Run, built: Mapping[str, Built], url: str) -> None:
+    """Show the results so far: addresses and commands for them, and scores if there are any.
 
-    def show_artifacts(self, built: Mapping[str, Built]) -> None:
-        """Show the results so far: addresses and commands for them, and scores if there are any."""
-        text = artifacts_text(self._run, built, self._store.url)
-        about = "What was made, and how to use it."
-        self._writer.show("artifacts", "markdown", text, about=about)
-        if rows := score_table(built).tree():
-            about = "What each model scores."
-            self._writer.show("scores", "table", rows, about=about)
+    `url` is that of the store.
+    """
+    text = artifacts_text(run, built, url)
+    pages.show("artifacts", "markdown", text, about="What was made, and how to use it.")
+    if rows := score_table(built).tree():
+        pages.show("scores", "table", rows, about="What each model scores.")
 
-    def show_report(self, text: str) -> None:
-        """Show the report card, unless it is too long."""
-        # A longer card is still in the store, and `nanochat report` shows it.
-        if len(text.encode()) <= MAX_TEXT:
-            about = "What was trained, and how well."
-            self._writer.show("report-card", "markdown", text, about=about)
 
-    def close(self) -> None:
-        """Wait until everything is written or has failed."""
-        self._writer.close()
+def show_report(pages: BackgroundWriter, text: str) -> None:
+    """Show the report card, unless it is too long."""
+    # A longer card is still in the store, and `nanochat report` shows it.
+    if len(text.encode()) <= MAX_TEXT:
+        about = "What was trained, and how well."
+        pages.show("report-card", "markdown", text, about=about)
 
 
 def score_table(built: Mapping[str, Built]) -> Table:

@@ -62,11 +62,6 @@ def final_state(built: Built) -> State[Built]:
     return Completed(name="Resumed", message=f"{resumed}; {built.uri}", data=built)
 
 
-def name_of(run: str) -> str:
-    """Return the name of the run with this id; an id without a time is itself the name."""
-    return name_in(run) or run
-
-
 def _tag_task_run(tag: str) -> None:
     """Tag the current task run, if any; the server gets the tag with the run's next state.
 
@@ -95,59 +90,68 @@ class BackgroundWriter:
         self._sending: Future[None] | None = None
         self._written: dict[str, UUID] = {}
         self._silent_until = 0.0
-        self._client: SyncPrefectClient | None = None
 
     @property
     def is_busy(self) -> bool:
         """Return whether something is still being sent."""
         return self._sending is not None and not self._sending.done()
 
-    def send(self, work: Callable[[], None]) -> None:
-        """Do `work`, which may call `write`, once everything sent before is done or has failed."""
+    def send(self, work: Callable[[SyncPrefectClient], None]) -> None:
+        """Do `work` with a client, once everything sent before is done or has failed."""
         self._sending = self._thread.submit(self._context.run, self._try, work)
 
     def show(self, what: str, kind: str, data: Any, *, about: str, of_stage: bool = False) -> None:
-        """Send a `write`, by itself: a failure loses nothing of what was sent before or after."""
-        self.send(lambda: self.write(what, kind, data, description=about, of_stage=of_stage))
+        """Create this run's artifact of that key, or update it.
+
+        Args:
+            what: End of its key.
+            kind: markdown, table, progress or image.
+            data: A callable returns it, in the background.
+            about: Its description.
+            of_stage: In a task run, only the page of the task run shows it, not that of the run.
+        """
+        self.send(lambda client: self._write(client, what, kind, data, about, of_stage))
 
     def remove(self, what: str) -> None:
         """Delete this run's artifacts of that key, also those of its earlier executions."""
-        self.send(lambda: self._delete(what))
+        self.send(lambda client: self._delete(client, what))
 
-    def _delete(self, what: str) -> None:
+    def _delete(self, client: SyncPrefectClient, what: str) -> None:
         of_flow_run = ArtifactFilterFlowRunId(any_=[self.flow_run_id] if self.flow_run_id else [])
         key = ArtifactFilterKey(any_=[self._key_of(what)])
         chosen = ArtifactFilter(key=key, flow_run_id=of_flow_run)
-        for artifact in self.client.read_artifacts(artifact_filter=chosen):
-            self.client.delete_artifact(artifact.id)
+        for artifact in client.read_artifacts(artifact_filter=chosen):
+            client.delete_artifact(artifact.id)
         self._written.pop(what, None)
 
     def tag_flow_run(self, *runs: str) -> None:
         """Tag the flow run with the ids of these runs, as their remote stages are."""
 
-        def tag() -> None:
+        def tag(client: SyncPrefectClient) -> None:
             found = self.flow_run_id
             assert found is not None  # only flows have runs
             # The update replaces all tags, so it includes those that the flow run has.
-            tags = {*self.client.read_flow_run(found).tags, *(f"run:{run}" for run in runs)}
-            self.client.update_flow_run(found, tags=tags)
+            tags = {*client.read_flow_run(found).tags, *(f"run:{run}" for run in runs)}
+            client.update_flow_run(found, tags=tags)
 
         self.send(tag)
 
-    def write(
-        self, what: str, kind: str, data: Any, *, description: str = "", of_stage: bool = False
+    def _write(
+        self,
+        client: SyncPrefectClient,
+        what: str,
+        kind: str,
+        data: Any,
+        about: str,
+        of_stage: bool,
     ) -> None:
-        """Create this run's artifact of that key, or update it. Only from within `send`.
-
-        `kind`: markdown, table, progress or image. `of_stage`: in a task run, only the page of the
-        task run shows it, not that of the whole run.
-        """
+        data = data() if callable(data) else data
         if kind == "table":
             data = json.dumps(data)  # the pages read a table's rows from text
         if what in self._written:
             # Not Prefect's `update_artifact`: it also emits all data as an event, which is stored.
-            change = ArtifactUpdate(data=data, description=description)
-            self.client.request(
+            change = ArtifactUpdate(data=data, description=about)
+            client.request(
                 "PATCH",
                 "/artifacts/{id}",
                 json=change.model_dump(mode="json", exclude_unset=True),
@@ -156,13 +160,13 @@ class BackgroundWriter:
             return
         is_on_page = not (of_stage and self._task_run)
         if is_on_page:
-            self._delete(what)  # after Retry the page of the run has that of the execution before
-        made = self.client.create_artifact(
+            self._delete(client, what)  # after Retry the page has that of the execution before
+        made = client.create_artifact(
             ArtifactCreate(
                 key=self._key_of(what),
                 type=kind,
                 data=data,
-                description=description,
+                description=about,
                 task_run_id=self._task_run,
                 flow_run_id=self.flow_run_id if is_on_page else None,
             )
@@ -172,12 +176,6 @@ class BackgroundWriter:
     def _key_of(self, what: str) -> str:
         return f"{self._prefix}-{key_of(what)}"
 
-    @property
-    def client(self) -> SyncPrefectClient:
-        """Return Prefect's client. Only from within `send`."""
-        assert self._client is not None
-        return self._client
-
     def close(self) -> None:
         """Wait until everything is sent or has failed, at most _SECONDS_TO_CLOSE."""
         # The thread is the only one, so the last work sent is the last to end.
@@ -185,12 +183,12 @@ class BackgroundWriter:
             wait([self._sending], timeout=_SECONDS_TO_CLOSE)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def _try(self, work: Callable[[SyncPrefectClient], None]) -> None:
         if time.monotonic() < self._silent_until:
             return
         try:
-            with quick_client() as self._client:
-                work()
+            with quick_client() as client:
+                work(client)
         except Exception as error:  # noqa: BLE001 - a page that is not written must not fail a stage
             if isinstance(error, httpx.TransportError | OSError):
                 self._silent_until = time.monotonic() + SECONDS_BETWEEN_LINES
@@ -208,7 +206,7 @@ class StagePage:
         """Show `stage`, which is built for the run with the id `run`."""
         self._stage = stage.name
         self._logger = get_run_logger()
-        self._writer = BackgroundWriter(f"{name_of(run)}-{stage.name}")
+        self._writer = BackgroundWriter(f"{name_in(run) or run}-{stage.name}")
         self._events: list[dict[str, Any]] = []  # with values
         self._job: Path | None = None  # its directory
         self._resumed = ""
@@ -298,14 +296,14 @@ class StagePage:
         charts = charts_of(self._stage, self._events)
         shown = [chart for chart in charts if len(chart.curves[0]) > 1]
         titles = ", ".join(chart.quantity.title for chart in shown)
-        about = f"{titles}, step by step."
-
-        def draw() -> None:
-            picture = picture_url(chart.panel for chart in shown)
-            self._writer.write("curve", "image", picture, description=about, of_stage=True)
-
         if shown:
-            self._writer.send(draw)
+            self._writer.show(
+                "curve",
+                "image",
+                lambda: picture_url(chart.panel for chart in shown),
+                about=f"{titles}, step by step.",
+                of_stage=True,
+            )
 
 
 _INTERVAL = "95 % interval"

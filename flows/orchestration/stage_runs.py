@@ -81,7 +81,7 @@ def find_or_create(
     after = str(earlier[0].id) if earlier else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{ONE_STAGE}/{pool}",
-        parameters=asdict(request),
+        parameters={"request": asdict(request)},
         flow_run_name=request.ref.name,
         tags=[*tags, f"stage:{request.ref.name}", f"run:{request.run}"],
         idempotency_key=f"{digest} after {after}",
@@ -98,13 +98,10 @@ def _find_runs(
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None
     found: list[FlowRun] = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=list(tags)), state=state),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        sort=FlowRunSort.ID_DESC,  # ids begin with the server's time; a start may be of a caller
         limit=50,
     )
-    # The expected start time of the query is set by the client's clock, which may be wrong.
-    return sorted(
-        found, key=lambda run: run.created.timestamp() if run.created else 0, reverse=True
-    )
+    return found
 
 
 def state_name(run: FlowRun) -> str:

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from flows.identity.manifest import Manifest
 from flows.overrides import ChangedSetting, open_name, settings_reach
@@ -17,20 +16,6 @@ from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
-
-
-class Opened(Protocol):
-    """A request that a command has opened and planned, for the flow that executes it."""
-
-    @property
-    def request(self) -> Any:
-        """The request."""
-        ...
-
-    @property
-    def store(self) -> Store:
-        """The store that it was planned with."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,21 @@ from typing import Any
 
 from prefect.futures import PrefectFuture, as_completed
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
 from flows.building.build import BuildContext, Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flow, wait_of_run
+from flows.orchestration.flow_setup import (
+    note_progress,
+    open_flow,
+    planned_by_caller,
+    wait_of_run,
+    warn,
+)
+from flows.orchestration.forms import run_flow
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
@@ -79,36 +87,38 @@ def sweep(request: SweepRequest) -> CompletedSweep:
     """Train settings of a grid with several seeds, stop what ranks behind, and compare the rest."""
     known = planned_by_caller(request, SweepPlan)
     opened = known.sweep if known else open_sweep(request)
-
     # With the time of the flow run in it, so a retry finds the same records.
-    def ids_of(run_id: str) -> dict[str, str]:
-        when = run_id.removeprefix(f"sweep-{opened.name}-")
-        return {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
-
-    setup = open_flow(store=request.store, runs_of=lambda run: list(ids_of(run).values()))
-    ids = ids_of(setup.run_id)
-    pins = {} if known else setup.known_pins(ids[opened.largest.label])
+    when = str(flow_run.get_name()).removeprefix(f"sweep-{opened.name}-")
+    ids = {member.label: f"{name_of(member.request)}-{when}" for member in opened.members}
+    setup = open_flow(store=request.store, runs=ids.values())
+    earlier = {label: setup.find_earlier(run) for label, run in ids.items()}
+    largest = earlier[opened.largest.label]
     planned = known or setup.wait(
-        lambda: plan_sweep(opened, setup.store, setup.home, log=setup.warn, known=pins)
+        lambda: plan_sweep(
+            opened,
+            setup.store,
+            setup.home,
+            log=warn,
+            known=largest.upstream if largest else {},
+        )
     )
     opened = planned.sweep
     run = opened.largest.profile.run
     context = setup.open_context(run, planned.placement, strict=request.strict)
-    setup.check_before_building(
-        [item for _, item in planned.items], builds=not planned.plan.up_to_date
-    )
+    note_progress(item for _, item in planned.items)
+    if not planned.plan.up_to_date:
+        setup.wait(setup.store.check_conditions)  # for leases
     runs = {
-        member.label: setup.continued(
-            new_run(
-                ids[member.label],
-                name_of(member.request),
-                member.request,
-                upstream=planned.pins,
-                depth=member.depth,
-            )
+        member.label: new_run(
+            ids[member.label],
+            name_of(member.request),
+            member.request,
+            upstream=planned.pins,
+            depth=member.depth,
         )
         for member in opened.members
     }
+    runs |= {label: replace(runs[label], started=r.started) for label, r in earlier.items() if r}
     return build_units(
         opened,
         planned.units,

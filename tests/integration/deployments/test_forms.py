@@ -1,7 +1,5 @@
 """What a form shows and what it takes, through the API that the form itself uses."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from flows.stages import STAGES
 from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
 
-ROOT = Path(__file__).parents[3]
 STAGE_NAMES = [stage.name for stage in STAGES]
 FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "sweep/sweep")
 
@@ -132,12 +129,6 @@ def test_profiles_and_stages_are_chosen_from_those_there_are() -> None:
     assert form["force"]["items"]["enum"] == STAGE_NAMES
     assert form["force"]["uniqueItems"]
     assert (form["depth"]["minimum"], form["depth"]["maximum"]) == (1, 100)
-
-
-def test_the_forms_need_no_prefect() -> None:
-    blocked = "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; "
-    code = blocked + "import flows.orchestration.forms"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_caller_in_python_gives_tuples_and_is_not_held_to_the_form() -> None:

@@ -20,8 +20,6 @@ NAMES = {
     SweepRequest: "profile depth overrides vary seeds stage reduction run_name store gpus place "
     "nodes pool retries strict",
     EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
-    StageRequest: "stage fingerprint redo inputs profile run store depth overrides gpus nodes "
-    "place strict",
 }
 
 
@@ -31,7 +29,7 @@ def test_names_that_stored_deployments_use_stay(request_type):
 
 
 def test_every_field_of_a_request_is_a_declared_parameter():
-    for kind in (RunRequest, EvalRequest, StageRequest):
+    for kind in (RunRequest, EvalRequest, SweepRequest):
         assert set(options_of(kind)) == {item.name for item in fields(kind)}
 
 
@@ -45,7 +43,7 @@ def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group():
 
 
 def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optional():
-    for kind in (RunRequest, EvalRequest, StageRequest):
+    for kind in (RunRequest, EvalRequest, SweepRequest):
         for name, (_, option) in options_of(kind).items():
             assert len(option.help) <= 110, name
             assert "ptional" not in option.label + option.help, name

@@ -143,7 +143,7 @@ def test_two_callers_share_one_order(make_caller):
     # A later request finds the stage built, or has a worker check whether it is.
     assert all(caller.follows.wait(SECONDS) for caller in (first, second))
     assert first.tag in run.tags
-    assert run.parameters["stage"] == "gpu"
+    assert run.parameters["request"]["stage"] == "gpu"
     first.carry_out()
     end(run, "COMPLETED")
     assert results[0].result().manifest == results[1].result().manifest
@@ -341,7 +341,7 @@ def test_several_machines_are_one_request(make_caller):
     caller.context = replace(caller.context, placement=replace(caller.context.placement, nodes=2))
     result = caller.send()
     [run] = caller.wait_for_runs(1)
-    assert run.parameters["nodes"] == 2
+    assert run.parameters["request"]["nodes"] == 2
     caller.carry_out()
     end(run, "COMPLETED")
     result.result()

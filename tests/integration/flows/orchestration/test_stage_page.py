@@ -237,21 +237,21 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
 
     done: list[str] = []
 
-    def refused() -> None:
+    def refused(_: object) -> None:
         raise httpx.ConnectError("no server listens")
 
-    def broken() -> None:
+    def broken(_: object) -> None:
         raise KeyError("of the picture")
 
     @flow(name="couriers")
     def couriers() -> None:
         one, other = BackgroundWriter("one"), BackgroundWriter("other")
         one.send(broken)
-        one.send(lambda: done.append("after a mistake"))
+        one.send(lambda _: done.append("after a mistake"))
         other.send(refused)
-        other.send(lambda: done.append("after silence"))
-        one.send(lambda: one.write("page", "markdown", "text", description="about"))
-        one.send(lambda: one.write("page", "markdown", "other text", description="about"))
+        other.send(lambda _: done.append("after silence"))
+        one.show("page", "markdown", "text", about="about")
+        one.show("page", "markdown", lambda: "other text", about="about")
         one.close()
         other.close()
 

@@ -84,7 +84,7 @@ def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_al
     )
     other = second.send()
     own = second.wait_for_runs(2)[1]
-    assert own.parameters["store"] == second.context.store.url
+    assert own.parameters["request"]["store"] == second.context.store.url
     second.carry_out()
     end(own, "COMPLETED")
     assert not other.result().cached
