@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from flows.identity.fingerprint import canonical_config, fingerprint_of
-from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.fingerprint import canonical_config
+from flows.identity.manifest import File, Manifest
 from flows.identity.work import measure_work
 from flows.profiles import open_profile
 from flows.report.stage import run
 from flows.stages import REPORT, Stage
 from infra.storage.files import sha256_of
 from nanochat_core.config import RunConfig
+from tests.support.flows import shelf
 from tests.support.flows.measured import parquet
 from tests.support.small_job import small_job
 
@@ -80,10 +81,8 @@ def make_inputs(
         if stage.name.startswith("chat_eval_"):
             (files / "examples.parquet").write_bytes(make_examples(files))
         write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
-        made[stage.name] = make_manifest(stage, files, made, run)
-        if stage.name == "tokenizer":
-            provenance = replace(made[stage.name].provenance, metrics={"vocab_size": vocab_size})
-            made[stage.name] = replace(made[stage.name], provenance=provenance)
+        measured = {**METRICS, "tokenizer": {"vocab_size": vocab_size}}.get(stage.name, {})
+        made[stage.name] = make_manifest(stage, files, made, run, measured)
         (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
     return {name: store / name / "files" for name in made}
 
@@ -198,56 +197,34 @@ def write_events(path: Path, stage: str, num_steps: int) -> None:
     path.write_text("".join(json.dumps({"time": 0.0, **e}) + "\n" for e in events))
 
 
-def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: RunConfig) -> Manifest:
-    inputs = {
-        source.name: Input(
-            fingerprint=made[source.name].fingerprint, digest=made[source.name].digest
-        )
-        for source in stage.inputs
-    }
-    preimage = {
-        "stage": stage.name,
-        "format": stage.format,
-        "config": canonical_config(stage, run),
-        "inputs": {name: source.digest for name, source in inputs.items()},
-        "code": {},
-    }
-    listed = tuple(
-        File(path=p.name, size=p.stat().st_size, sha256=f"{len(p.name):064x}", key=p.name)
-        for p in sorted(files.iterdir())
-    )
-    return Manifest(
-        stage=stage.name,
-        fingerprint=fingerprint_of(preimage),
-        preimage=preimage,
-        files=listed,
-        logs=tuple(
-            File(path=p.name, size=p.stat().st_size, sha256=sha256_of(p), key=f"logs/{p.name}")
-            for p in sorted((files.parent / "logs").iterdir())
+def make_manifest(
+    stage: Stage, files: Path, made: dict[str, Manifest], run: RunConfig, metrics: dict[str, Any]
+) -> Manifest:
+    """The manifest of a stage whose files and log are there."""
+    manifest = shelf.make_manifest(
+        stage.name,
+        config=canonical_config(stage, run),
+        files={path.name: path.read_bytes() for path in files.iterdir()},
+        inputs={source.name: made[source.name] for source in stage.inputs},
+        run="mine-20261121t055338z-1a2b",
+        git_commit="c2132f5",
+        metrics=metrics,
+        segments=(
+            {
+                "first_step": 0,
+                "last_step": 40,
+                "started": 10.0,
+                "ended": 75.5,
+                "host": "secret-host",
+                "device": "cpu",
+                "processes": 8 if stage.name == "pretrain" else 1,
+                "torch": "2.13.0+cpu",
+                "dollars": 0.25,
+            },
         ),
-        digest=digest_of(listed),
-        inputs=inputs,
-        provenance=Provenance(
-            run="mine-20261121t055338z-1a2b",
-            owner="o",
-            epoch=1,
-            created="2026-11-21T05:53:38Z",
-            git_commit="c2132f5",
-            metrics=METRICS.get(stage.name, {}),
-            segments=(
-                {
-                    "first_step": 0,
-                    "last_step": 40,
-                    "started": 10.0,
-                    "ended": 75.5,
-                    "host": "secret-host",
-                    "device": "cpu",
-                    "processes": 8 if stage.name == "pretrain" else 1,
-                    "torch": "2.13.0+cpu",
-                    "dollars": 0.25,
-                },
-            ),
-            work=measure_work(stage, run),
-        ),
-        divergences=(),
+        work=measure_work(stage, run),
     )
+    log = files.parent / "logs" / "events.jsonl"
+    size, sha256 = log.stat().st_size, sha256_of(log)
+    written = File(path=log.name, size=size, sha256=sha256, key="logs/events.jsonl")
+    return replace(manifest, logs=(written,))

@@ -27,7 +27,7 @@ def make_manifest(
     *,
     config: Mapping[str, Tree] | None = None,
     code: Mapping[str, Tree] | None = None,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     inputs: Mapping[str, Manifest] | None = None,
     accepted: dict[str, Any] | None = None,
     **provenance: Any,
@@ -201,8 +201,8 @@ def _provenance(**changes: Any) -> Provenance:
     return Provenance(**{**facts, **changes})
 
 
-def _file(stage: str, fingerprint: str, folder: str, path: str, content: str) -> File:
-    data = content.encode()
+def _file(stage: str, fingerprint: str, folder: str, path: str, content: str | bytes) -> File:
+    data = content.encode() if isinstance(content, str) else content
     return File(
         path=path,
         size=len(data),
