@@ -10,7 +10,7 @@ import importlib
 import io
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -267,23 +267,14 @@ def _pair_losses(
     first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
 ) -> dict[str, Interval]:
     """Return the difference of bits per byte of each split of the same text, as {split}_bpb."""
-    old, new = (dict(_by_split(rows)) for rows in (first, other))
     found: dict[str, Interval] = {}
-    for split in old.keys() & new.keys():
-        (nats, num_bytes), (nats_before, bytes_before) = new[split], old[split]
-        if num_bytes == bytes_before:
-            bits = [(n - b) / math.log(2) for n, b in zip(nats, nats_before, strict=True)]
-            found[f"{split}_bpb"] = ratio_of(bits, num_bytes)
+    for split in dict.fromkeys(row["split"] for row in other):
+        old, new = ([row for row in rows if row["split"] == split] for rows in (first, other))
+        num_bytes = [row["bytes"] for row in new]
+        if num_bytes == [row["bytes"] for row in old]:
+            nats = (row["nats"] - before["nats"] for row, before in zip(new, old, strict=True))
+            found[f"{split}_bpb"] = ratio_of([n / math.log(2) for n in nats], num_bytes)
     return found
-
-
-def _by_split(
-    rows: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, tuple[list[float], list[int]]]]:
-    """Yield each split of a table of losses with the nats and the bytes of its rows."""
-    for split in dict.fromkeys(row["split"] for row in rows):
-        of_split = [row for row in rows if row["split"] == split]
-        yield split, ([row["nats"] for row in of_split], [row["bytes"] for row in of_split])
 
 
 def read_object(data: bytes, name: object) -> dict[str, Any]:

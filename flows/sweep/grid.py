@@ -138,19 +138,17 @@ def open_sweep(request: SweepRequest) -> Sweep:
         raise ConfigError(
             "every point has the settings of the base", hint="vary a setting to another value"
         )
-    members = (
-        (
-            point.member(seed),
-            _run_of(request, point.settings, seed, f"{name}-{point.label}-s{seed}"),
-        )
+    runs = {
+        point.member(seed): _run_of(request, point.settings, seed, f"{name}-{point.label}-s{seed}")
         for seed in request.seeds
         for point in points
-    )
+    }
     return Sweep(
         name=name,
         head=("depth", *SIZE_HEAD) if request.is_series else ("point", *_titles(list(varied))),
         members=tuple(
-            Member(label=label, request=run, profile=open_settings(run)) for label, run in members
+            Member(label=label, request=run, profile=open_settings(run))
+            for label, run in runs.items()
         ),
         points=tuple(points),
         request=given,
