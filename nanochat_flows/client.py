@@ -31,10 +31,9 @@ from flows.artifacts.names import (
     open_model,
     open_run,
     open_usable,
-    watch_nothing,
 )
 from flows.artifacts.runs import Run, latest_runs
-from flows.artifacts.transfer import read_file
+from flows.artifacts.transfer import read_file, watch_nothing
 from flows.cli.options import StoreOptions, device_of
 from flows.cli.use.chat_session import ChatSession, Sampling
 from flows.compare.query import query_store
@@ -113,7 +112,7 @@ class Client:
         manifest = open_usable(self.store, name, warn=_LOG.warning)
         target = Path(directory).expanduser()
         files = choose_files(manifest, path)
-        copy_files(self.store, manifest, files, target, cached=None, watch=watch_nothing)
+        copy_files(self.store, manifest, files, target)
         return target
 
     def chat(

@@ -58,22 +58,17 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
                     os.utime(descriptor)  # used until here
                 os.close(descriptor)
 
-    def find_copy(self, manifest: Manifest) -> Path | None:
-        """Return the artifact's directory, in use from now on, or None. It is not verified."""
-        entry = self._entry(manifest)
-        if not entry.is_dir():
-            return None
-        with writing(entry, ArtifactError):
-            self._use(entry)
-        # Again: before the lock was held another process could have removed it.
-        return entry if entry.is_dir() else None
-
     def use(self, manifest: Manifest) -> Path:
         """Return the path of an artifact, in use from now on, whether or not it exists."""
         entry = self._entry(manifest)
         with writing(entry, ArtifactError):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            self._use(entry)
+            with self._lock:
+                held = self._held.get(entry)
+                if held is None:
+                    held = self._held[entry] = _open_lock(_used(entry))
+                    fcntl.flock(held, fcntl.LOCK_SH)
+                os.utime(held)
         return entry
 
     def make_room(self) -> None:
@@ -97,14 +92,6 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         record = hashlib.sha256(manifest.to_json()).hexdigest()
         name = f"{short(manifest.fingerprint)}-{short(record)}"
         return self.directory / manifest.stage / name
-
-    def _use(self, entry: Path) -> None:
-        with self._lock:
-            held = self._held.get(entry)
-            if held is None:
-                held = self._held[entry] = _open_lock(_used(entry))
-                fcntl.flock(held, fcntl.LOCK_SH)
-            os.utime(held)
 
     def _entries(self) -> Iterator[Path]:
         """Yield the cached artifacts, whole or not. Ignores other files."""

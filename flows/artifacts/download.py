@@ -7,28 +7,26 @@ it lacks, each in one step.
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
+from flows.artifacts.transfer import (
+    Place,
+    Watch,
+    fetch_verified,
+    files_below,
+    find_missing,
+    watch_nothing,
+)
 from flows.identity.manifest import File, Manifest
 from flows.render.text import listed
-from infra.storage.base import OnBytes, Store
+from infra.storage.base import Store
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import ArtifactError, ConfigError
 
 _SCRATCH = ".nanochat-fetch"  # inside an existing directory: it may be a mount point
 _SHOWN = 12  # names in an error
 _OF_TRAINING = "optimizer.safetensors"  # a chat model answers without it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copied:
-    """The result of a download."""
-
-    fetched: tuple[File, ...]
-    kept: tuple[File, ...]  # existed already, and are whole
 
 
 def choose_files(
@@ -60,14 +58,13 @@ def copy_files(
     files: Sequence[File],
     target: Path,
     *,
-    cached: Path | None,
-    watch: Callable[[int], contextlib.AbstractContextManager[OnBytes]],
-) -> Copied:
+    watch: Watch = watch_nothing,
+) -> list[File]:
     """Download these files of an artifact to `target`, under the names they have in it.
 
-    `cached` is a directory on this machine that may have them. `watch` gets the number of bytes to
-    come. Raises ConfigError if a file of the person's is in the way, ArtifactError if the store's
-    own bytes are damaged or gone.
+    Returns those that were fetched; the others were there, and are whole. `watch` gets the number
+    of bytes to come. Raises ConfigError if a file of the person's is in the way, ArtifactError if
+    the store's own bytes are damaged or gone.
     """
     if os.path.lexists(target) and not target.is_dir():
         raise ConfigError(f"{target} exists already", hint="name another directory")
@@ -86,15 +83,12 @@ def copy_files(
                     manifest,
                     missing,
                     scratch=scratch / "parts",
-                    cached=cached,
                     private=True,
                     on_bytes=on_bytes,
                 )
             if not exists:
                 (scratch / "whole").rename(target)
-    fetched = tuple(file for file, _ in missing)
-    names = {file.path for file in fetched}
-    return Copied(fetched=fetched, kept=tuple(f for f in files if f.path not in names))
+    return [file for file, _ in missing]
 
 
 def _unfinished(files: Sequence[File], directory: Path) -> list[Place]:

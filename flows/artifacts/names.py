@@ -9,12 +9,9 @@ tiny         of a tag or of runs: rl@tiny if it exists, else sft@tiny, else midt
 Every name is checked before it becomes part of a key of the store.
 """
 
-import contextlib
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeAlias
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
@@ -29,17 +26,15 @@ from flows.artifacts.runs import (
     runs_called,
     start_hint,
 )
+from flows.artifacts.transfer import Watch, watch_nothing
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES, setting_types
 from flows.render.text import listed
 from flows.stages import CHAT_MODELS, MODELS, STAGES
 from infra.near import suggest
-from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
-
-# Called with the size of an artifact in bytes; what it yields is called with each chunk's size.
-Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 STAGE_NAMES = [stage.name for stage in STAGES]
 _BEST_FIRST = [stage.name for stage in reversed(CHAT_MODELS)]
@@ -47,11 +42,6 @@ _DIGITS = re.compile(r"[0-9a-f]{4,64}")
 _MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
 _WHOLE = 64  # digits of a fingerprint
 _SHOWN_CANDIDATES = 5
-
-
-def watch_nothing(total: int) -> AbstractContextManager[OnBytes]:
-    """Return an `on_bytes` that reports no progress."""
-    return contextlib.nullcontext(ignore_bytes)
 
 
 def is_artifact(name: str) -> bool:
@@ -265,13 +255,17 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
         there_are_runs = True
         if ref := run.find_ref(stage):
             return run, _open_of(store, run, ref)
-    if there_are_runs:
-        hint = f"`nanochat ls {name}` shows what it has made"
-    elif name in PROFILES:
-        hint = f"make one: {_start(store, name)}"
-    else:
-        hint = _suggest_name(store, name)
+    hint = _hint_without(store, name, there_are_runs=there_are_runs)
     raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
+
+
+def _hint_without(store: Store, name: str, *, there_are_runs: bool) -> str:
+    """Return a hint where no run called `name` has the artifact that is asked for."""
+    if name in PROFILES:
+        return f"make one: {_start(store, name)}"
+    if there_are_runs:
+        return f"`nanochat ls {name}` shows what it has made"
+    return _suggest_name(store, name)
 
 
 def _open_of(store: Store, run: Run, ref: ArtifactRef) -> Manifest:
@@ -328,11 +322,9 @@ def _builder(store: Store, manifest: Manifest) -> Run:
     """Return the run that built an artifact. Raises ArtifactError if its record lacks it."""
     run = find_run(store, manifest.provenance.run)
     if run is None or run.stages.get(manifest.stage) != manifest.fingerprint:
-        what = "is not in its record" if run else "has no record"
-        who = manifest.name if run else f"run {manifest.provenance.run}"
         raise ArtifactError(
-            f"{who} {what} in {store.url}: {manifest.name} was made by run "
-            f"{manifest.provenance.run}",
+            f"{manifest.name} was made by run {manifest.provenance.run}, whose record is gone from "
+            f"{store.url} or lacks it",
             hint="name a run instead: `nanochat status` lists them",
         )
     return run
@@ -354,14 +346,8 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
             break
     if best is not None:
         return best
+    hint = _hint_without(store, name, there_are_runs=there_are_runs)
     if name in PROFILES or there_are_runs:
-        what = "no run of it has made one yet" if there_are_runs else "it was never run"
-        raise ArtifactError(
-            f"{name} has no chat model in {store.url}: {what}",
-            hint=_start(store, name) if name in PROFILES else f"see `nanochat ls {name}`",
-        )
+        raise ArtifactError(f"{name} has no chat model in {store.url}", hint=hint)
     check_kind(name, "model")
-    raise ConfigError(
-        f"there is no profile, run or model '{name}'",
-        hint=_suggest_name(store, name),
-    )
+    raise ConfigError(f"there is no profile, run or model '{name}'", hint=hint)

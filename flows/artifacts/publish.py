@@ -51,12 +51,11 @@ def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
-    key = ref.manifest_key
-    manifest = Manifest.find(store, key)
+    manifest = Manifest.find(store, ref.manifest_key)
     # Its own checks pass: a whole manifest under another key was copied or moved there.
     if manifest is not None and manifest.ref != ref:
         raise ArtifactError(
-            f"{store.url}/{key} is the manifest of {manifest.name}",
+            f"{store.url}/{ref.manifest_key} is the manifest of {manifest.name}",
             hint=repair_hint("delete it and run the stage again"),
         )
     return manifest

@@ -21,7 +21,6 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 FORMAT = 3
-_MAX_WHY = 500  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +138,10 @@ def accepted_from(manifest: Manifest) -> tuple[ArtifactRef, ...]:
 
 
 def one_line(why: str) -> str:
-    """Return a person's reason as one line. Raises ConfigError if it is empty or too long."""
+    """Return a person's reason as one line. Raises ConfigError if it is empty."""
     line = " ".join(why.split())
     if not line or not line.isprintable():
         raise ConfigError("no reason is given", hint='say it in a line: --why "..."')
-    if len(line) > _MAX_WHY:
-        raise ConfigError(
-            f"the reason has {len(line)} characters, at most {_MAX_WHY} are stored",
-            hint="say it in a line",
-        )
     return line
 
 

@@ -9,6 +9,7 @@ name stands for a tag, else for the run with this id, else for the finished runs
 for its unfinished ones, newest first.
 """
 
+import contextlib
 import datetime
 import re
 import threading
@@ -25,13 +26,7 @@ from flows.identity.records import encode_record, repair_hint
 from flows.identity.ref import ArtifactRef, stamp
 from flows.run_request import shared
 from infra.parallel import in_parallel
-from infra.storage.base import (
-    MAX_SEGMENT,
-    ObjectNotFound,
-    Store,
-    check_key,
-    swap_until_won,
-)
+from infra.storage.base import MAX_SEGMENT, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 FORMAT = 6  # of a run
@@ -242,28 +237,14 @@ def find_tag(store: Store, name: str) -> str | None:
 def point(store: Store, name: str, run: str) -> str | None:
     """Point the tag `name` at the run with id `run`; return the run it pointed at before.
 
-    Of several processes that do so the last wins, and each gets the value that it replaced. A
-    damaged record is replaced too, as if there had been none.
+    Of several processes that do so at once the last wins. A damaged record is replaced too, as if
+    there had been none.
     """
-    key, data = (
-        f"refs/{check_name(name)}.json",
-        encode_record({"tag": name, "run": run}, format=TAG_FORMAT),
-    )
-
-    def swap() -> tuple[str | None] | None:
-        try:
-            version = store.get_stored(key).version
-        except ObjectNotFound:
-            return (None,) if store.put_if_absent(key, data) else None
-        try:
-            old = find_tag(store, name)
-        except ArtifactError:
-            old = None
-        # The version was read before `old`: if another process wrote in between, this write fails,
-        # so `old` is always the value that is replaced.
-        return (old,) if store.put_if_same(key, data, version=version) else None
-
-    return swap_until_won(f"tag {name} in {store.url}", swap)[0]
+    key, old = f"refs/{check_name(name)}.json", None
+    with contextlib.suppress(ArtifactError):
+        old = find_tag(store, name)
+    store.put(key, encode_record({"tag": name, "run": run}, format=TAG_FORMAT))
+    return old
 
 
 def remove_tag(store: Store, name: str) -> None:

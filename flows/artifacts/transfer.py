@@ -27,6 +27,13 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 Place: TypeAlias = tuple[File, Path]  # a file and its path on this machine
+# Called with the number of bytes to come; what it yields is called with each chunk's size.
+Watch: TypeAlias = Callable[[int], contextlib.AbstractContextManager[OnBytes]]
+
+
+def watch_nothing(total: int) -> contextlib.AbstractContextManager[OnBytes]:
+    """Return an `on_bytes` that reports no progress."""
+    return contextlib.nullcontext(ignore_bytes)
 
 
 def find_fault(file: File, path: Path) -> str | None:
@@ -109,16 +116,14 @@ def fetch_verified(
     places: Sequence[Place],
     *,
     scratch: Path,
-    cached: Path | None = None,
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
 ) -> None:
     """Put each file at its path, verified, in one step, replacing what is there.
 
     Files pass through `scratch`, a directory on the same disk, from which an interrupted transfer
-    is resumed. Files that are whole below `cached` are copied from there. A `private` copy is
-    writable and never a hard link of the store's object. Raises ArtifactError if the store's own
-    bytes are damaged or gone.
+    is resumed. A `private` copy is writable and never a hard link of the store's object. Raises
+    ArtifactError if the store's own bytes are damaged or gone.
     """
 
     hint = repair_of(store, manifest)
@@ -128,9 +133,7 @@ def fetch_verified(
         staged = scratch / scratch_name(file)
         if private and staged.exists():  # of a transfer that died before it made the file its own
             _own(staged)
-        if cached is not None and _copy_whole(file, cached / file.path, staged):
-            on_bytes(file.size)
-        elif find_fault(file, staged) is not None:  # else an earlier transfer has left it whole
+        if find_fault(file, staged) is not None:  # else an earlier transfer has left it whole
             fetch_file(
                 store, file, staged, of=manifest.name, hint=hint, private=private, on_bytes=on_bytes
             )
@@ -241,17 +244,6 @@ def _own(path: Path) -> None:
         shutil.copyfile(path, copy)
         copy.replace(path)
     path.chmod(0o644)
-
-
-def _copy_whole(file: File, source: Path, target: Path) -> bool:
-    """Copy a cached file to `target`. Returns whether the copy is whole."""
-    try:
-        # copyfile would write through a hard link of the store's object that an earlier fetch left.
-        target.unlink(missing_ok=True)
-        shutil.copyfile(source, target)
-        return find_fault(file, target) is None
-    except OSError:  # the store's fetch will say what is wrong with the target
-        return False
 
 
 def scratch_name(file: File) -> str:

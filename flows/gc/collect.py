@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from flows.artifacts.pins import SWEEP
 from flows.gc.inventory import take_inventory
 from flows.gc.reach import Records, Rules, Survey, make_survey, read_referrers
-from flows.gc.sweep import Deletion, Sweeper, SweepResult, Watch, clock
+from flows.gc.sweep import Deletion, Sweeper, Watch, clock
 from flows.identity.record_types import find_record
 from flows.identity.records import encode_record, repair_hint
 from flows.leases.lease import Lease
@@ -39,7 +39,7 @@ class Collected:
     """The result of a collection."""
 
     survey: Survey
-    swept: SweepResult
+    swept: Deletion
     unfinished: int  # uploads that were aborted
     due: float | None  # when the next may be deleted; unix seconds by the store's clock
 
@@ -106,7 +106,8 @@ def collect(
         _write_marks(store, survey.marks, sweeper)
         # Deletion begins with a fresh lease.
         sweeper.renew()
-        swept = Deletion(records, survey, sweeper, claim, watch).run()
+        swept = Deletion(records, survey, sweeper, claim, watch)
+        swept.run()
         left = {n: seen for n, seen in survey.marks.items() if n not in swept.names}
         if swept.names:
             _write_marks(store, left, sweeper)

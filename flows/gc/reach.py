@@ -61,9 +61,7 @@ class Referrers:
 
     runs: Mapping[str, Run]  # by id, newest first
     tagged: frozenset[str]  # ids of runs
-    pins: Mapping[
-        str, tuple[float, tuple[ArtifactRef, ...]]
-    ]  # when each was written, and what it names
+    pins: tuple[tuple[float, tuple[ArtifactRef, ...]], ...]  # when each was written; what it names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,15 +150,10 @@ def read_referrers(records: Records) -> Referrers:
     listed = [run_of(entry.key) for entry in store.list("runs/")]
     tagged = frozenset(records.read(find_tag, tag_names(store)).values())
     runs = records.read(find_run, dict.fromkeys([*listed, *sorted(tagged)]))
-    found = Referrers(
-        runs=runs,
-        tagged=tagged,
-        pins={key: (written[key], pin.refs) for key, pin in pins.items()},
-    )
     # Called for its cache: the manifests are read now, before the list.
-    records.follow({place for run in runs.values() for place in run.refs})
-    records.follow({place for pin in pins.values() for place in pin.refs})
-    return found
+    records.follow({place for each in (*runs.values(), *pins.values()) for place in each.refs})
+    found = tuple((written[key], pin.refs) for key, pin in pins.items())
+    return Referrers(runs=runs, tagged=tagged, pins=found)
 
 
 def find_roots(
@@ -179,7 +172,7 @@ def find_roots(
         find_holder,
         [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young],
     )
-    pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
+    pins = [places for written, places in referrers.pins if now - written <= rules.keep]
     whole = leased.keys() | {place for places in pins for place in places}
     active = {holder.record.run for holder in leased.values()}
     active |= {

@@ -110,17 +110,8 @@ class Sweeper:
 
 
 @dataclass
-class SweepResult:
-    """The pieces, objects and bytes that a sweep deleted."""
-
-    names: set[str] = field(default_factory=set[str])  # pieces that are gone
-    objects: int = 0
-    size: int = 0  # bytes
-
-
-@dataclass
 class Deletion:
-    """The deletion of what a survey found deletable; a later one resumes it."""
+    """The deletion of what a survey found deletable, and its result; a later one resumes it."""
 
     records: Records
     survey: Survey
@@ -128,10 +119,12 @@ class Deletion:
     claim: Callable[[], Lease]
     watch: Watch
     spared: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
-    done: SweepResult = field(default_factory=SweepResult)
+    names: set[str] = field(default_factory=set[str])  # pieces that are gone
+    objects: int = 0  # that were deleted
+    size: int = 0  # bytes of these
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> SweepResult:
+    def run(self) -> None:
         """Delete it. Raises LeaseLost and StoreError."""
         # Run records name artifacts, so they are deleted first; what only leads to them last.
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
@@ -148,7 +141,6 @@ class Deletion:
             self._note(piece)
         self._each("index entries", self._delete_unchanged, self._of("index entry", "name"))
         self._each("leases", self._delete_lease, self._of("lease"))
-        return self.done
 
     def _of(self, *kinds: Kind) -> list[Piece]:
         return [piece for piece in self.survey.deletable.values() if piece.kind in kinds]
@@ -243,12 +235,12 @@ class Deletion:
         self.sweeper.check()
         self.records.store.delete(entry.key)
         with self.lock:
-            self.done.objects += 1
-            self.done.size += entry.size
+            self.objects += 1
+            self.size += entry.size
 
     def _note(self, piece: Piece) -> None:
         with self.lock:
-            self.done.names.add(piece.name)
+            self.names.add(piece.name)
 
 
 def _dependents_first(

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
-from flows.identity.manifest import Input, Manifest
+from flows.identity.manifest import Manifest
 from nanochat_core.section import Tree
 
 Kind: TypeAlias = Literal["format", "config", "code", "redo", "input", "record"]
@@ -51,46 +51,25 @@ class Change:
         return f"{self.name} {verb}" if self.kind == "config" else f"{self.kind} {self.name} {verb}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class InputChange:
-    """An input that is another artifact. None means that this side does not have it."""
+def differ(old: Manifest, new: Manifest) -> dict[str, list[dict[str, Any]]]:
+    """Return the differences of two artifacts of a stage as JSON values.
 
-    stage: str
-    old: Input | None
-    new: Input | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileChange:
-    """A file that differs, with its sizes. None means that this side does not have it."""
-
-    path: str
-    old: int | None  # bytes
-    new: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """All differences between two artifacts of one stage."""
-
-    changes: tuple[Change, ...]  # of settings, code and file format
-    inputs: tuple[InputChange, ...]
-    files: tuple[FileChange, ...]
-
-
-def differ(old: Manifest, new: Manifest) -> Difference:
-    """Return the differences of two artifacts of a stage: settings, inputs, files."""
+    `changes` are of settings, code and file format, `inputs` are other artifacts, `files` have
+    their sizes in bytes. In each `old` or `new` is None where that side lacks it.
+    """
     assert old.stage == new.stage, (old.stage, new.stage)
-    changes = compare(old.preimage, new.preimage, with_inputs=False)
-    return Difference(
-        changes=tuple(changes),
-        inputs=tuple(
-            InputChange(stage=stage, old=old.inputs.get(stage), new=new.inputs.get(stage))
-            for stage in dict.fromkeys([*old.inputs, *new.inputs])
-            if _digest(old, stage) != _digest(new, stage)
-        ),
-        files=tuple(_file_changes(old, new)),
-    )
+    inputs = {stage: (old.inputs.get(stage), new.inputs.get(stage)) for stage in old.inputs}
+    inputs |= {stage: (None, source) for stage, source in new.inputs.items() if stage not in inputs}
+    return {
+        "changes": [asdict(c) for c in compare(old.preimage, new.preimage, with_inputs=False)],
+        "inputs": [
+            {"stage": stage, "old": was and asdict(was), "new": now and asdict(now)}
+            for stage, (was, now) in inputs.items()
+            # By the content's digest, which is what the fingerprint is computed from.
+            if was is None or now is None or was.digest != now.digest
+        ],
+        "files": list(_file_changes(old, new)),
+    }
 
 
 def compare(
@@ -125,22 +104,14 @@ def is_built(manifest: Manifest) -> bool:
     return not isinstance(config, dict) or list(config) != ["imported"]
 
 
-def _digest(manifest: Manifest, stage: str) -> str | None:
-    """Return the content digest of an input, which is what the fingerprint is computed from."""
-    source = manifest.inputs.get(stage)
-    return source.digest if source else None
-
-
-def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
+def _file_changes(old: Manifest, new: Manifest) -> Iterator[dict[str, Any]]:
     before = {file.path: file for file in old.files}
     after = {file.path: file for file in new.files}
     for path in sorted(before.keys() | after.keys()):
         was, now = before.get(path), after.get(path)
         # By content where both have it: another pyarrow encodes the same documents otherwise.
         if was is None or now is None or (was.content or was.sha256) != (now.content or now.sha256):
-            yield FileChange(
-                path=path, old=was.size if was else None, new=now.size if now else None
-            )
+            yield {"path": path, "old": was and was.size, "new": now and now.size}
 
 
 def _differences(

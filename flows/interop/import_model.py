@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.artifacts.names import Watch
 from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import (
@@ -23,6 +22,7 @@ from flows.artifacts.runs import (
     timestamp,
     write_run,
 )
+from flows.artifacts.transfer import Watch
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
 from flows.interop.card import KINDS, read_card

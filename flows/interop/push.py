@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.artifacts.names import Watch, is_artifact, open_artifact, open_run
+from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.pins import Log, Pause, pin
 from flows.artifacts.publish import commit, find_manifest, find_whole
 from flows.artifacts.revocations import (
@@ -22,6 +22,7 @@ from flows.artifacts.revocations import (
 )
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
+    Watch,
     fetch_file,
     find_sizes,
     repair_of,

@@ -170,7 +170,7 @@ def _differences(
         first, second = made
         if first and second:
             reasons = differ_in_causes(first.preimage, second.preimage)
-            tree |= {"reasons": list(map(str, reasons)), **asdict(differ(first, second))}
+            tree |= {"reasons": list(map(str, reasons)), **differ(first, second)}
         elif old and new:
             lost = [r.name for r, m in zip((old, new), made, strict=True) if m is None]
             tree["reasons"] = [f"{name} is gone or damaged" for name in lost]

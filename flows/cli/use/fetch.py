@@ -70,25 +70,17 @@ def fetch(
     files = choose_files(manifest, path, model_only=model_only)
     target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
     began = time.monotonic()
-    with interruptible(), place.cache as cache:
-        # Taken from the cache where possible, but nothing is added to it: the files would be on
-        # this disk twice.
-        cached = cache.find_copy(manifest)
-        copied = copy_files(
-            store,
-            manifest,
-            files,
-            target.expanduser(),
-            cached=cached / "files" if cached else None,
-            watch=partial(show_bytes, what=manifest.name),
-        )
+    with interruptible():
+        # Not by the cache: the files would be on this disk twice.
+        watch = partial(show_bytes, what=manifest.name)
+        fetched = copy_files(store, manifest, files, target.expanduser(), watch=watch)
     size = sum(file.size for file in files)
     text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"
-    sent = sum(file.size for file in copied.fetched)
-    there = f", {len(copied.kept)} of them there already" if copied.kept else ""
+    sent, kept = sum(file.size for file in fetched), len(files) - len(fetched)
+    there = f", {kept} of them there already" if kept else ""
     took = describe_transfer(sent, time.monotonic() - began)
     whole = f"already there, verified: {text}"
-    print_line(f"{target}: {f'{text}{there}{took}' if copied.fetched else whole}")
+    print_line(f"{target}: {f'{text}{there}{took}' if fetched else whole}")
 
 
 def _convert(model: str, target: Path, form: Form, dtype: Dtype, place: StoreOptions) -> None:

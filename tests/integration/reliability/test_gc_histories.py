@@ -84,9 +84,9 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
         "_reached_by_waiting",
         lambda *arguments: Reachable(),
         RULES,
-        2,
+        0,
     ),
-    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 0),
+    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 7),
 }
 
 

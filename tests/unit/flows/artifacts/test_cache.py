@@ -19,12 +19,6 @@ def test_a_whole_copy_needs_no_store(store, cache, manifest):
         store.delete(file.key)
     assert fetch(store, manifest, cache) == directory
     assert len(store.fetched) == 4
-    assert cache.find_copy(manifest) == directory
-
-
-def test_a_copy_that_is_not_there_is_not_found(cache, manifest):
-    assert cache.find_copy(manifest) is None
-    assert not cache.directory.exists()
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone", "a directory"])

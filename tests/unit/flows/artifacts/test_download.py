@@ -1,14 +1,12 @@
 """A person's own copy: what they have is kept, what is there is not fetched again."""
 
-import contextlib
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from flows.artifacts.download import Copied, choose_files, copy_files
+from flows.artifacts.download import choose_files, copy_files
 from flows.identity.manifest import Manifest
 from infra.storage.base import OnBytes, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -23,20 +21,12 @@ def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
     return publish_files(store, "sft", FILES, tmp_path)
 
 
-def unwatched(count: int) -> AbstractContextManager[OnBytes]:
-    return contextlib.nullcontext(ignore_bytes)
-
-
 def copy(
-    store: CountingStore,
-    manifest: Manifest,
-    target: Path,
-    path: str | None = None,
-    *,
-    cached: Path | None = None,
-) -> Copied:
-    files = choose_files(manifest, path)
-    return copy_files(store, manifest, files, target, cached=cached, watch=unwatched)
+    store: CountingStore, manifest: Manifest, target: Path, path: str | None = None
+) -> list[str]:
+    """Copy the files at `path` and return those that were fetched."""
+    fetched = copy_files(store, manifest, choose_files(manifest, path), target)
+    return [file.path for file in fetched]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -76,9 +66,8 @@ def test_of_many_names_the_first_are_said(store, tmp_path):
 
 def test_a_new_directory_appears_with_all_files(store, manifest, tmp_path):
     target = tmp_path / "new" / "mine"
-    copied = copy(store, manifest, target)
+    assert copy(store, manifest, target) == list(FILES)
     assert contents(target) == FILES
-    assert (len(copied.fetched), len(copied.kept)) == (3, 0)
     assert [path.name for path in target.parent.iterdir()] == ["mine"]
     assert os.access(target / "config.json", os.W_OK)
     (target / "config.json").write_text("mine")  # no part of the store
@@ -90,8 +79,7 @@ def test_only_what_was_chosen_is_fetched_and_the_rest_can_follow(store, manifest
     copy(store, manifest, target, "tokenizer")
     assert len(store.fetched) == 2
     assert set(contents(target)) == {"tokenizer/a.json", "tokenizer/b/c.bin"}
-    copied = copy(store, manifest, target)
-    assert [file.path for file in copied.fetched] == ["config.json"]
+    assert copy(store, manifest, target) == ["config.json"]
     assert len(store.fetched) == 3
     assert contents(target) == FILES
 
@@ -102,8 +90,7 @@ def test_a_complete_copy_is_read_and_nothing_is_written_or_fetched(store, manife
     (target / "notes").write_text("mine")
     before = {path: path.stat().st_mtime_ns for path in [target, *target.rglob("*")]}
     store.fetched.clear()
-    copied = copy(store, manifest, target)
-    assert (copied.fetched, len(copied.kept)) == ((), 3)
+    assert copy(store, manifest, target) == []
     assert store.fetched == []
     assert {path: path.stat().st_mtime_ns for path in [target, *target.rglob("*")]} == before
 
@@ -161,7 +148,7 @@ def interrupted(
 
 def test_an_interrupted_copy_is_resumed(store, manifest, interrupted):
     copied = copy(store, manifest, interrupted)
-    assert len(store.fetched) == len(copied.fetched) == 2
+    assert len(store.fetched) == len(copied) == 2
     assert contents(interrupted) == FILES
     assert not interrupted.with_name(".mine.new").exists()
 
@@ -188,16 +175,3 @@ def test_two_copies_to_one_place_do_not_disturb_each_other(store, manifest, tmp_
     copy(Second(tmp_path / "store"), manifest, tmp_path / "mine")
     assert contents(tmp_path / "mine") == FILES
     assert store.fetched == []
-
-
-def test_files_that_the_cache_has_are_not_fetched_unless_they_are_damaged(
-    store, manifest, tmp_path
-):
-    cached = tmp_path / "cached"
-    for name, data in FILES.items():
-        (cached / name).parent.mkdir(parents=True, exist_ok=True)
-        (cached / name).write_bytes(data)
-    (cached / "config.json").write_bytes(b"[]")
-    copy(store, manifest, tmp_path / "mine", cached=cached)
-    assert contents(tmp_path / "mine") == FILES
-    assert store.fetched == [manifest.files[0].key]

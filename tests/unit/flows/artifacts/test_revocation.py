@@ -142,7 +142,7 @@ def test_what_is_not_revoked_cannot_be_made_valid(store, made):
     take_back(store, made["sft"])
 
 
-@pytest.mark.parametrize("why", ["", "  \n", "bell\a", "x" * 501])
+@pytest.mark.parametrize("why", ["", "  \n", "bell\a"])
 def test_a_reason_says_something_in_a_line(store, made, why):
     with pytest.raises(ConfigError):
         take_back(store, made["sft"], why)

@@ -26,7 +26,7 @@ from flows.artifacts.runs import (
 )
 from flows.identity.records import encode_record
 from infra.storage.local import LocalStore
-from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.shelf import Counting, put_run
 
 RUN = Run(
@@ -274,32 +274,3 @@ def test_a_tag_cannot_lead_out_of_the_runs(store):
     )
     with pytest.raises(ArtifactError, match="is not a tag: run is"):
         list(runs_called(store, "main"))
-
-
-def test_of_many_who_set_a_tag_each_replaces_another_one(store):
-    """Check that the replaced values form one chain: no change is lost silently."""
-    replaced: dict[str, str | None] = {}
-    barrier = threading.Barrier(8)
-
-    def set_tag(run: str) -> None:
-        barrier.wait()
-        replaced[run] = point(store, "main", run)
-
-    threads = [threading.Thread(target=set_tag, args=(f"r{number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    last = find_tag(store, "main")
-    assert sorted(map(str, [*replaced.values(), last])) == sorted(map(str, [None, *replaced]))
-
-
-def test_a_tag_that_never_stands_still_is_an_error(store):
-    class Restless(LocalStore):
-        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-            return False
-
-    point(store, "main", "tiny-1-a")
-    with pytest.raises(StoreError, match="changes faster than it can be written"):
-        point(Restless(Path(store.url.removeprefix("file://"))), "main", "tiny-2-a")
-    assert find_tag(store, "main") == "tiny-1-a"

@@ -15,7 +15,6 @@ from flows.artifacts.transfer import (
     fetch_file,
     fetch_verified,
     find_fault,
-    find_missing,
     scratch_name,
     transfer_each,
 )
@@ -147,29 +146,6 @@ def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(tmp_path, 
         assert store.get(file.key) == b"123456"
     fetch_file(store, file, tmp_path / "shared", of="rows")
     assert (tmp_path / "shared").stat().st_nlink == 2
-
-
-def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetched(store, tmp_path):
-    manifest = publish_rows(store, tmp_path).manifest
-    cached = tmp_path / "cached"
-    cached.mkdir()
-    (cached / "train.rows").write_bytes(b"123456")
-    (cached / "rows.json").write_bytes(b"[]")
-    places = [(file, tmp_path / "mine" / file.path) for file in manifest.files]
-    counted: list[int] = []
-    fetch_verified(
-        store,
-        manifest,
-        places,
-        scratch=tmp_path / "scratch",
-        cached=cached,
-        private=True,
-        on_bytes=counted.append,
-    )
-    assert sorted(key.rpartition("/")[2] for key in store.fetched) == ["empty.bin", "rows.json"]
-    assert find_missing(places) == []
-    assert sum(counted) == 8
-    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_whole_file_that_was_not_put_in_its_place_is_not_fetched_again(store, tmp_path):
