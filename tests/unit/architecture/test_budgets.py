@@ -13,15 +13,15 @@ from bench.count import CONTROL_PLANE, Count, count
 from tests.unit.architecture.test_files import ROOT
 
 LINES = {
-    "flows": 24_761,
+    "flows": 24_644,
     "infra": 5_204,
     "deployments": 730,
-    "nanochat_flows": 231,
+    "nanochat_flows": 230,
     "nanochat_core": 28_468,
     "tasks": 3_846,
-    "tests": 79_578,
+    "tests": 79_490,
 }
-MECHANISMS = {"classes": 205, "requests": 9, "times": 57, "retries": 5, "pools": 17}
+MECHANISMS = {"classes": 200, "requests": 9, "times": 57, "retries": 5, "pools": 17}
 
 
 @pytest.mark.parametrize("package", LINES)
