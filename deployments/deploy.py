@@ -14,7 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from deployments.alerts import ALERTS, alerts
 from deployments.automations import ensure_automation, remove_automations
-from deployments.evals import evaluation, read_evaluations
+from deployments.evals import evaluation, read_evaluations, schedule_of
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from flows.orchestration.one_stage import one_stage
@@ -110,7 +110,7 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
         for pool in pools
         if pool.name != CPU
     ]
-    nightly = evaluation(EVALUATED, parameters={"pool": GPU})
+    nightly = evaluation({"model": EVALUATED, "pool": GPU}, schedule=schedule_of())
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
     return [replace(item, version=version) for item in (*whole, *stages, nightly)]
 

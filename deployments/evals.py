@@ -24,45 +24,33 @@ TAG = "nanochat-eval"
 
 
 def evaluation(
-    model: str,
+    parameters: Mapping[str, Any],
     *,
-    cron: str = NIGHTLY,
-    timezone: str = "UTC",
+    schedule: CronSchedule,
+    name: str | None = None,
     paused: bool = True,
-    parameters: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Wanted:
     """Return the deployment that evaluates a model on a schedule.
 
     Args:
-        model: A name that is looked up at each evaluation.
-        cron: When.
-        timezone: Of the hours in it.
+        parameters: Of the flow. The model's name is looked up at each evaluation.
+        schedule: When: see `schedule_of`.
+        name: Of the deployment; by default that of the model.
         paused: Whether it waits for a person to switch it on.
-        parameters: Of the flow, without the model.
         environment: Of the flow's process.
-
-    Raises ConfigError if the schedule or the time zone is not valid.
     """
-    return _wanted(
-        key_of(model),
-        {"model": model, **(parameters or {})},
-        schedule=_schedule(cron, timezone),
-        paused=paused,
-        environment=environment or {},
-    )
-
-
-def _wanted(name: str, parameters: Mapping[str, Any], **others: Any) -> Wanted:
-    about = f"Evaluates {parameters['model']} again. Reuses the result if it did not change."
+    model = parameters["model"]
     return Wanted(
         flow=nanochat_eval,
-        name=name,
+        name=name or key_of(model),
         pool=CPU,
-        description=about,
+        description=f"Evaluates {model} again. Reuses the result if it did not change.",
         tags=[TAG, AUTO_RESUME],
         parameters=parameters,
-        **others,
+        environment=environment or {},
+        schedule=schedule,
+        paused=paused,
     )
 
 
@@ -74,9 +62,7 @@ def apply(wanted: Wanted) -> None:
     with get_client(sync_client=True) as client:
         _find(client, wanted.parameters["model"])  # raises for another model's
         # The pool is missing where `nanochat up --register` has never run.
-        for pool in POOLS:
-            if pool.name == wanted.pool:
-                ensure_pool(client, pool)
+        ensure_pool(client, next(pool for pool in POOLS if pool.name == CPU))
         register(client, wanted, by_person=True)
 
 
@@ -121,11 +107,14 @@ def _read(deployment: DeploymentResponse) -> Wanted | None:
             # Prefect has a switch for the deployment and one for its schedule: both must be on. A
             # person may have changed the model in the form: the name stays.
             paused = deployment.paused or not item.active
-            return _wanted(deployment.name, parameters, schedule=item.schedule, paused=paused)
+            return evaluation(
+                parameters, name=deployment.name, schedule=item.schedule, paused=paused
+            )
     return None
 
 
-def _schedule(cron: str, timezone: str) -> CronSchedule:
+def schedule_of(cron: str = NIGHTLY, timezone: str = "UTC") -> CronSchedule:
+    """Return a schedule. Raises ConfigError if it or the time zone is not valid."""
     try:
         return CronSchedule(cron=cron, timezone=timezone)
     except ValueError:

@@ -108,18 +108,16 @@ def _schedule(
     # Before `connect`, which sets PREFECT_API_URL.
     server = shared_server(options.home_path)
     connect(options.home_path, print_line)
-    from deployments.evals import apply, evaluation
+    from deployments.evals import apply, evaluation, schedule_of
 
     model, zone = suite.request.model, zone or "UTC"
     # A deployment's own default, such as that of main, must not take the pool's place.
     request = replace(suite.request, pool=options.pool or NO_POOL)
     wanted = evaluation(
-        model,
-        cron=cron,
-        timezone=zone,
-        paused=paused,
         # As JSON. Defaults are resolved: the worker that evaluates has its own environment.
-        parameters=json.loads(json.dumps(asdict(request))),
+        json.loads(json.dumps(asdict(request))),
+        schedule=schedule_of(cron, zone),
+        paused=paused,
         # Workers of a local server share this machine and its home. Those of a shared server may be
         # on other machines, where this path means nothing.
         environment={} if server else {"NANOCHAT_HOME": str(options.home_path)},

@@ -145,10 +145,11 @@ def test_what_is_out_of_date_is_repaired(deploy: Callable[..., Any], api: Prefec
 def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settings(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
-    from deployments.evals import apply, evaluation
+    from deployments.evals import apply, evaluation, schedule_of
 
     deploy()
-    apply(evaluation("sft@other", cron="0 4 * * *", paused=False, environment={"A": "b"}))
+    when = schedule_of("0 4 * * *")
+    apply(evaluation({"model": "sft@other"}, schedule=when, paused=False, environment={"A": "b"}))
     found = api.deployment("nanochat-eval/sft-other")
     api.patch(f"/deployments/{found['id']}", {"entrypoint": "flows.old.nanochat_eval"})
     assert deploy().changed == ("nanochat-eval/sft-other",)
@@ -164,15 +165,16 @@ def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settin
 def test_a_model_that_a_person_typed_into_the_form_adds_no_deployment_and_is_not_replaced(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
-    from deployments.evals import apply, evaluation, read_evaluations, remove
+    from deployments.evals import apply, evaluation, read_evaluations, remove, schedule_of
 
     deploy()
+    main = evaluation({"model": "main"}, schedule=schedule_of())
     found = api.deployment("nanochat-eval/main")
     api.patch(f"/deployments/{found['id']}", {"parameters": {"model": "sft@main"}})
     assert "nanochat-eval/sft-main" not in deploy().changed
     found_now = [(item.parameters["model"], item.name) for item in read_evaluations()]
     assert found_now == [("sft@main", "main")]
-    for refused in (lambda: apply(evaluation("main")), lambda: remove("main")):
+    for refused in (lambda: apply(main), lambda: remove("main")):
         with pytest.raises(ConfigError, match="nanochat-eval/main evaluates sft@main, not main"):
             refused()
     api.delete(f"/deployments/{found['id']}")

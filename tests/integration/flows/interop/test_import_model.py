@@ -130,9 +130,6 @@ def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, capsy
     assert "a/b" in failed(capsys, path, "--kind", "base", "--name", "a/b")
     point(store, "main", "tiny-1")
     assert "main is a tag" in failed(capsys, path, "--kind", "base", "--name", "main")
-    odd = tmp_path / "my d20 [x]"
-    odd.mkdir()
-    assert "--name" in failed(capsys, str(odd), "--kind", "base")
     pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
     words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
     assert imported(capsys, *words)[0].startswith("pretrain@mine")
