@@ -51,6 +51,13 @@ class Terminal:
         assert code == 0
         return lines
 
+    def hears(self, *words: str) -> str:
+        """Return what a command that ends with 0 prints: its notes, then its result."""
+        code = main(words)
+        captured = self._capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.err + captured.out
+
     def follows(self, *words: str, status: str = "failed") -> list[str]:
         """Return the lines of `status RUN --follow` of a run that ends with this status."""
         code = main(["status", *words, "--follow"])
@@ -63,12 +70,16 @@ class Terminal:
         """Return what a command prints for programs."""
         return json.loads("".join(self.run(*words, "--json", warns=warns)[1]))
 
-    def fails(self, *words: str, code: int = 1) -> tuple[str, str]:
-        """Return error and hint of a command that must fail: one line each, and nothing else."""
+    def fails(self, *words: str, code: int = 1, notes: tuple[str, ...] = ()) -> tuple[str, str]:
+        """Return error and hint of a command that must fail: one line each, and nothing else.
+
+        Lines of progress that begin like one of `notes` may come before.
+        """
         assert main(words) == code
         captured = self._capsys.readouterr()
         assert captured.out == ""
-        error, hint = captured.err.splitlines()
+        *others, error, hint = captured.err.splitlines()
+        assert [line for line in others if not line.startswith(notes)] == []
         assert error.startswith("error: ")
         assert hint.startswith("hint: ")
         return error.removeprefix("error: "), hint.removeprefix("hint: ")

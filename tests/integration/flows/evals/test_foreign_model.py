@@ -12,9 +12,9 @@ import pytest
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.runs import newest_runs
-from flows.cli.app import main
 from infra.prefect.server import Server
 from infra.storage.base import Store
+from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.support.nanochat_core.data.web_server import WebServer
 from tests.support.nanochat_core.evaluate.core_reference import write_bundle
@@ -44,10 +44,8 @@ def core(tmp_path: Path) -> Iterator[str]:
         yield f"task_data.core_bundle={web.url}"
 
 
-def failed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
-    assert main(words) == 1
-    *_, error, hint = capsys.readouterr().err.splitlines()
-    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+def failed(terminal: Terminal, *words: str) -> tuple[str, str]:
+    return terminal.fails(*words, notes=("importing ", "reading the checkpoint", "model"))
 
 
 def test_it_is_evaluated_once_and_compared(
@@ -57,26 +55,25 @@ def test_it_is_evaluated_once_and_compared(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     other = tmp_path / "other"
     shutil.copytree(gpt2, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    words = ("--profile", "tiny", "--set", core)
     for model in (gpt2, other):
-        assert main(["evals", str(model), "--profile", "tiny", "--set", core]) == 0
         name = f"pretrain@local-{model.name}"
-        assert f"{name}: core " in capsys.readouterr().out
+        assert f"{name}: core " in terminal.hears("evals", str(model), *words)
         assert open_artifact(store, name).architecture == "gpt2"
-    assert main(["evals", str(gpt2), "--profile", "tiny", "--set", core]) == 0
-    assert " cached, in " in capsys.readouterr().out
+    assert " cached, in " in terminal.hears("evals", str(gpt2), *words)
     evaluation = open_artifact(store, "base_eval@eval-local-gpt2")
     assert evaluation.inputs["pretrain"].fingerprint == (
         open_artifact(store, "pretrain@local-gpt2").fingerprint
     )
-    assert main(["compare", "eval-local-gpt2", "eval-local-other", "--json"]) == 0
-    stages = {stage["stage"]: stage for stage in json.loads(capsys.readouterr().out)["stages"]}
+    compared = terminal.read("compare", "eval-local-gpt2", "eval-local-other")
+    stages = {stage["stage"]: stage for stage in compared["stages"]}
     [score] = [s for s in stages["base_eval"]["scores"] if s["metric"] == "core"]
     first, second = score["of"]
     assert first["low"] < first["value"] < first["high"]
@@ -84,11 +81,11 @@ def test_it_is_evaluated_once_and_compared(
     assert second["delta"]["low"] <= second["delta"]["value"] <= second["delta"]["high"]
     assert stages["base_eval"]["not_paired"] == [None, None]
     # No other command takes it for a model of ours.
-    message, hint = failed(capsys, "chat", "pretrain@local-gpt2")
+    message, hint = failed(terminal, "chat", "pretrain@local-gpt2")
     assert message.endswith("is a model of architecture 'gpt2', which only transformers can run")
     assert hint.startswith("nanochat evals can evaluate it")
     words = ("plan", "tiny", "--use", "pretrain@local-gpt2", "--until", "midtrain")
-    assert "midtrain cannot train pretrain/" in failed(capsys, *words)[0]
+    assert "midtrain cannot train pretrain/" in failed(terminal, *words)[0]
 
 
 def test_mistakes_are_one_line_before_anything_is_started(
@@ -96,35 +93,35 @@ def test_mistakes_are_one_line_before_anything_is_started(
     store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
 ) -> None:
     path = str(gpt2)
     # What no import is needed to see, before the model is read or imported.
     for model in (path, "hf://me/gpt2"):
-        assert "has no settings of an evaluation" in failed(capsys, "evals", model)[0]
-    assert "nothing" in failed(capsys, "evals", path, "--profile", "nothing")[0]
+        assert "has no settings of an evaluation" in failed(terminal, "evals", model)[0]
+    assert "nothing" in failed(terminal, "evals", path, "--profile", "nothing")[0]
     wrong = ("--profile", "tiny", "--set", "chat_eval.nothing=1")
-    assert "nothing" in failed(capsys, "evals", path, *wrong)[0]
+    assert "nothing" in failed(terminal, "evals", path, *wrong)[0]
     assert list(newest_runs(store, "local-gpt2")) == []
     tiny = (path, "--profile", "tiny")
-    assert "asks neither CORE nor" in failed(capsys, "evals", *tiny)[0]
+    assert "asks neither CORE nor" in failed(terminal, "evals", *tiny)[0]
     bundle = ("--set", "task_data.core_bundle=http://127.0.0.1:9/x.zip")
-    message, _ = failed(capsys, "evals", *tiny, *bundle, "--metric", "val_bpb")
+    message, _ = failed(terminal, "evals", *tiny, *bundle, "--metric", "val_bpb")
     assert message == "pretrain@local-gpt2 is not measured by 'val_bpb'"
-    assert "no pool evaluates it" in failed(capsys, "evals", *tiny, *bundle, "--pool", "gpu")[0]
+    assert "no pool evaluates it" in failed(terminal, "evals", *tiny, *bundle, "--pool", "gpu")[0]
     words = ("evals", *tiny, *bundle, "--set", "pretrain.num_steps=1")
-    assert "does not change how a model is evaluated" in failed(capsys, *words)[0]
-    assert "there is no directory" in failed(capsys, "evals", f"{path}x", "--profile", "d12")[0]
+    assert "does not change how a model is evaluated" in failed(terminal, *words)[0]
+    assert "there is no directory" in failed(terminal, "evals", f"{path}x", "--profile", "d12")[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
-        message, hint = failed(capsys, "evals", *tiny, *bundle)
+        message, hint = failed(terminal, "evals", *tiny, *bundle)
         assert message.endswith("is a model of transformers, and that package is not installed")
         assert hint == "install it: pip install 'transformers>=5.0'"
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
         hub.add("me/gpt2", {p.name: p.read_bytes() for p in gpt2.iterdir()}, kind="model")
-        message, _ = failed(capsys, "evals", "hf://me/gpt2", "--profile", "tiny")
+        message, _ = failed(terminal, "evals", "hf://me/gpt2", "--profile", "tiny")
         assert "asks neither CORE nor" in message
         assert hub.downloads("model.safetensors")
         before = len(hub.downloads())
-        assert "only transformers can run" in failed(capsys, "chat", "hf://me/gpt2")[0]
+        assert "only transformers can run" in failed(terminal, "chat", "hf://me/gpt2")[0]
         assert len(hub.downloads()) == before

@@ -12,11 +12,10 @@ from flows.artifacts.names import open_model, open_run
 from flows.artifacts.pins import PINS
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import point
-from flows.cli.app import main
 from flows.identity.ref import ArtifactRef
-from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.model.checkpoint import load_model
-from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
+from tests.support.flows.terminal import Terminal
+from tests.support.nanochat_core.interop.models import a_checkpoint, a_model
 
 pytestmark = pytest.mark.torch
 
@@ -26,9 +25,7 @@ def nanochats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as nanochat keeps it, with a base model and a chat model."""
     home = tmp_path_factory.mktemp("nanochat")
     for folder, step in (("base_checkpoints", 100), ("chatsft_checkpoints", 20)):
-        directory = home / folder / "d4"
-        directory.mkdir(parents=True)
-        write_checkpoint(directory, a_model("2026-03-14"), a_tokenizer(), step=step, extra={})
+        directory = a_checkpoint(home / folder / "d4", step=step)
         if not (home / "tokenizer").exists():
             shutil.move(directory / "tokenizer", home / "tokenizer")
         else:
@@ -36,24 +33,21 @@ def nanochats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def imported(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    assert main(["import", *words]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "reading the checkpoint\n"
-    return captured.out.splitlines()
+NOTE = "reading the checkpoint"
 
 
-def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["import", *words]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    lines = captured.err.removeprefix("reading the checkpoint\n").splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"]
-    return captured.err
+def imported(terminal: Terminal, *words: str) -> list[str]:
+    note, *lines = terminal.hears("import", *words).splitlines()
+    assert note == NOTE
+    return lines
 
 
-def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, capsys):
-    lines = imported(capsys, str(nanochats / "chatsft_checkpoints" / "d4"), "--name", "theirs")
+def failed(terminal: Terminal, *words: str) -> str:
+    return "\n".join(terminal.fails("import", *words, notes=(NOTE,)))
+
+
+def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, terminal):
+    lines = imported(terminal, str(nanochats / "chatsft_checkpoints" / "d4"), "--name", "theirs")
     assert lines[0].startswith("sft@theirs: sft/")
     assert "step 20, era 2026-03-14" in lines[0]
     assert lines[2].endswith("nanochat run PROFILE --use sft@theirs")
@@ -70,11 +64,11 @@ def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, caps
     assert not list(store.list(PINS))
 
 
-def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, capsys, terminal):
+def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, terminal):
     path = str(nanochats / "base_checkpoints" / "d4")
-    first = imported(capsys, path, "--name", "one")[0]
+    first = imported(terminal, path, "--name", "one")[0]
     (tmp_path / "home" / "scratch-x").mkdir()  # of one that was killed
-    second, _, hint = imported(capsys, path, "--name", "two", "--step", "100")
+    second, _, hint = imported(terminal, path, "--name", "two", "--step", "100")
     assert not list((tmp_path / "home").glob("scratch-*"))
     assert hint.endswith("--use pretrain@two --use tokenizer@two")
     assert second.removeprefix("pretrain@two") == (
@@ -93,14 +87,10 @@ def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, 
     assert manifest.provenance.metrics["from_step"] == 100
 
 
-def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(
-    store, tmp_path, capsys, terminal
-):
-    directory = tmp_path / "chatsft_checkpoints" / "d4"
-    directory.mkdir(parents=True)
-    write_checkpoint(directory, a_model("2026-03-09"), a_tokenizer(), step=20, extra={})
+def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(store, tmp_path, terminal):
+    directory = a_checkpoint(tmp_path / "chatsft_checkpoints" / "d4", "2026-03-09")
     pickled = str(directory / "tokenizer" / "tokenizer.pkl")
-    imported(capsys, str(directory), "--name", "theirs", "--tokenizer", pickled)
+    imported(terminal, str(directory), "--name", "theirs", "--tokenizer", pickled)
     use = ("--use", "sft@theirs")
     refusals = [
         terminal.fails(*words, *use)
@@ -117,40 +107,41 @@ def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(
     assert error.startswith("chat_eval_sft needs task_data")
 
 
-def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, capsys):
+def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, terminal):
     elsewhere = tmp_path / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", elsewhere)
     path = str(elsewhere)
-    assert "--kind: base, mid, sft, rl" in failed(capsys, path)
-    assert "--kind is 'chat'" in failed(capsys, path, "--kind", "chat")
-    assert "say where it is with --tokenizer" in failed(capsys, path, "--kind", "base")
-    assert "tiny is the name of a profile" in failed(
-        capsys, path, "--kind", "base", "--name", "tiny"
-    )
-    assert "a/b" in failed(capsys, path, "--kind", "base", "--name", "a/b")
     point(store, "main", "tiny-1")
-    assert "main is a tag" in failed(capsys, path, "--kind", "base", "--name", "main")
+    for words, text in (
+        ("", "--kind: base, mid, sft, rl"),
+        ("--kind chat", "--kind is 'chat'"),
+        ("--kind base", "say where it is with --tokenizer"),
+        ("--kind base --name tiny", "tiny is the name of a profile"),
+        ("--kind base --name a/b", "a/b"),
+        ("--kind base --name main", "main is a tag"),
+    ):
+        assert text in failed(terminal, path, *words.split())
     pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
     words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
-    assert imported(capsys, *words)[0].startswith("pretrain@mine")
+    assert imported(terminal, *words)[0].startswith("pretrain@mine")
 
 
-def test_a_file_that_lies_leaves_nothing_behind(nanochats, store, tmp_path, capsys):
+def test_a_file_that_lies_leaves_nothing_behind(nanochats, store, tmp_path, terminal):
     directory = tmp_path / "base_checkpoints" / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", directory)
     meta = directory / "meta_000100.json"
     tree = json.loads(meta.read_text())
     tree["model_config"]["n_layer"] = 10**7
     meta.write_text(json.dumps(tree))
-    assert "n_layer is 10000000" in failed(capsys, str(directory))
+    assert "n_layer is 10000000" in failed(terminal, str(directory))
     assert not list(store.list(""))
     assert not list((tmp_path / "home").glob("scratch-*"))
 
 
-def test_a_path_to_nothing_is_one_line(tmp_path, capsys):
+def test_a_path_to_nothing_is_one_line(tmp_path, terminal):
     missing = tmp_path / "none"
     for words in ((), ("--kind", "base")):
-        assert f"there is no directory {missing}" in failed(capsys, str(missing), *words)
+        assert f"there is no directory {missing}" in failed(terminal, str(missing), *words)
     missing.touch()
-    assert f"{missing} is a file" in failed(capsys, str(missing))
-    assert "has no model_*.pt" in failed(capsys, str(tmp_path), "--kind", "base")
+    assert f"{missing} is a file" in failed(terminal, str(missing))
+    assert "has no model_*.pt" in failed(terminal, str(tmp_path), "--kind", "base")

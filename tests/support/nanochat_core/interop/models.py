@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from nanochat_core.eras import ERAS, numerics, of_era
+from nanochat_core.interop.nanochat_files import write_checkpoint
+from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from tests.support.nanochat_core.random_gpt import randomise, shape_of
@@ -22,6 +24,23 @@ def a_tokenizer() -> Tokenizer:
 def a_model(era: str, *, precision: str = "fp32") -> GPT:
     config = of_era(SHAPE, era, pattern="L" if ERAS[era].short_window is None else "SL")
     return randomise(GPT(config, numerics(precision, era=era)), seed=7)
+
+
+def a_directory(directory: Path, era: str) -> Path:
+    """Write a model of an era below `directory`; return its own directory."""
+    model, words = directory / "model", directory / "words"
+    for path in (model, words):
+        path.mkdir(parents=True)
+    a_tokenizer().save(words)
+    save_model(model, a_model(era), tokenizer=words, optimizer=None, made_by="sft")
+    return model
+
+
+def a_checkpoint(directory: Path, era: str = "2026-03-14", *, step: int = 20) -> Path:
+    """Write a checkpoint as nanochat does into `directory`, with its tokenizer; return it."""
+    directory.mkdir(parents=True)
+    write_checkpoint(directory, a_model(era), a_tokenizer(), step=step, extra={})
+    return directory
 
 
 class Bomb:
