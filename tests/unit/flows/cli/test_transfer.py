@@ -2,6 +2,7 @@
 
 import pytest
 
+from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
 from flows.cli.output import QUIET_BYTES, describe_transfer, show_bytes
@@ -129,19 +130,23 @@ def test_push_prints_in_which_store_a_tag_was_moved(store, terminal, to):
     point(store, "main", "tiny-1")
     put_run(open_store(to), "other-1", name="other")
     point(open_store(to), "main", "other-1")
-    terminal.shows("push", "main", "--to", to)
+    for name in ("tiny", "main"):
+        terminal.shows("push", name, "--to", to)
 
 
 @pytest.mark.usefixtures("sft")
 def test_push_prints_which_artifact_was_there_first(tmp_path, terminal, to):
-    publish_files(open_store(to), "sft", FILES, tmp_path, run="theirs")
+    theirs = publish_files(open_store(to), "sft", FILES, tmp_path, run="theirs")
     terminal.shows("push", "sft@tiny", "--to", to)
+    assert find_manifest(open_store(to), theirs.ref) == theirs
 
 
 def test_push_refuses_what_makes_no_sense(store, tmp_path, terminal, to):
     for words in ("", "tiny", f"--to {to}", f"tiny --to {to}", f"tiny --to {store.url}"):
         terminal.refuses(f"push {words}")
     terminal.refuses("push tiny --to ftp://x")
+    for name in ("tnyi", "sft@tnyi", "sft/1a2b3c", "sfx@tiny", "../x"):
+        terminal.refuses(f"push {name} --to {to}")
     assert not (tmp_path / "other").exists()
 
 
