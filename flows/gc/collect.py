@@ -111,7 +111,7 @@ def collect(
         left = {n: seen for n, seen in survey.marks.items() if n not in swept.names}
         if swept.names:
             _write_marks(store, left, sweeper)
-        unfinished = store.abort_stale_uploads(older_than=UNFINISHED)
+        unfinished = store.abort_stale_uploads(before=now - UNFINISHED)
     finally:
         sweeper.release()
     due = max(survey.now, min(left.values()) + rules.grace) if left else None

@@ -56,7 +56,6 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     modified: float  # unix seconds, by the store's clock
-    etag: str  # opaque; another one when the bytes are others. "" from a store that has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,8 @@ class VersionedObject:
     age: float  # seconds since it was written, both moments by the store's own clock
 
 
-# Called with the number of bytes transferred since the last call, from any thread.
+# Called with the number of bytes transferred since the last call, from any thread. A negative
+# number: so many are transferred again.
 OnBytes: TypeAlias = Callable[[int], None]
 
 
@@ -140,8 +140,8 @@ class Store(Protocol):
         """
         ...
 
-    def abort_stale_uploads(self, *, older_than: float) -> int:
-        """Drop unfinished writes that are older than `older_than` seconds; return how many."""
+    def abort_stale_uploads(self, *, before: float) -> int:
+        """Drop unfinished writes begun before this time of the store's clock; return how many."""
         ...
 
     def check_conditions(self) -> None:

@@ -98,8 +98,6 @@ class LocalStore:
                 os.link(temporary, final)  # unlike a rename, fails if the name exists
                 is_ours = True
             except FileExistsError:
-                if final.is_dir() and not final.is_symlink():
-                    raise
                 # NFS may repeat a link call that succeeded: then these are our own bytes.
                 is_ours = read_plain(final, limit=MAX_RECORD)[0] == data
             # For the loser too: it continues from the winner's object, which must be durable.
@@ -187,7 +185,7 @@ class LocalStore:
             with replacing(path) as temporary, temporary.open("xb") as copy:
                 copy.writelines(_blocks(object_, on_bytes))
 
-    def abort_stale_uploads(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, before: float) -> int:
         """See Store."""
         removed = 0
         with self._writing():
@@ -197,7 +195,7 @@ class LocalStore:
                     continue
                 # Its writer was quicker; or a directory, which is not ours.
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                    if self._now() - path.lstat().st_mtime > older_than:
+                    if path.lstat().st_mtime < before:
                         path.unlink()
                         removed += 1
             self._check_reachable()

@@ -81,7 +81,5 @@ def list_plain(root: Path, folder: str) -> Iterator[ObjectInfo]:
 
 
 def info_of(key: str, status: os.stat_result) -> ObjectInfo:
-    """Return an object's key, size and time, and an etag that no other bytes of this key have."""
-    # Each write makes another file, and no program can set the time of its last change (ctime).
-    etag = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
-    return ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime, etag=etag)
+    """Return an object's key, size and time."""
+    return ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)

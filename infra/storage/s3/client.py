@@ -53,7 +53,7 @@ def make_client() -> Any:
     client = session.create_client("s3", config=config)
     client.meta.events.register("before-parse.s3", _refuse_redirect)
     for verb in ("PutObject", "UploadPart"):
-        client.meta.events.register(f"before-call.s3.{verb}", _add_md5)
+        client.meta.events.register(f"before-call.s3.{verb}", conditionally_calculate_md5)
     return client
 
 
@@ -68,12 +68,6 @@ def _refuse_redirect(response_dict: Any, **_: object) -> None:
     names = {name.lower() for name in response_dict["headers"]}
     if 300 <= response_dict["status_code"] < 400 and "x-amz-bucket-region" not in names:
         raise NoResponse(f"a redirect ({response_dict['status_code']}) that is not S3's")
-
-
-def _add_md5(params: Any, **_: object) -> None:
-    """Handle botocore's event `before-call`: give the body a checksum, unless it has one."""
-    if "Content-MD5" not in params["headers"]:
-        conditionally_calculate_md5(params)
 
 
 def make_manager(client: Any, repeat: Callable[[Callable[[], Any]], Any], tries: int) -> Any:
@@ -111,51 +105,31 @@ class _Requests:
             if "Body" in arguments:
                 arguments["Body"].seek(0)
             answer = send(**arguments)
-            if "Range" in arguments:
-                _check_part(answer)
+            if "Range" in arguments and "ContentRange" not in answer:
+                answer["Body"].close()
+                raise StoreError(
+                    "the store answers a range request with the whole object",
+                    hint="use a store that reads ranges; a proxy before it may ignore them",
+                )
             return answer
 
         return self._repeat(ask)
 
 
-def _check_part(answer: Any) -> None:
-    """Raise an error if the answer to a request of a range has not the length of that range."""
-    found = re.match(r"bytes (\d+)-(\d+)/", answer.get("ContentRange", ""))
-    if found and answer.get("ContentLength") == int(found[2]) - int(found[1]) + 1:
-        return
-    answer["Body"].close()
-    if found:
-        raise NoResponse("the store sends less of a part than it says")
-    raise StoreError(
-        "the store answers a range request with the whole object",
-        hint="use a store that reads ranges; a proxy before it may ignore them",
-    )
-
-
 class Progress(BaseSubscriber):
-    """Bytes of a transfer, each reported once however often the transfer is repeated."""
+    """Bytes of one try of a transfer, reported as they go; negative if they go again."""
 
     def __init__(self, on_bytes: OnBytes) -> None:
         self._on_bytes = on_bytes
         self._lock = threading.Lock()
-        self._done = self._reported = 0
-        self._etag = ""
-
-    def begin(self, etag: str = "") -> "Progress":
-        """Begin, or begin again, at the first byte of the object with this etag, if it has one."""
-        self._done, self._etag = 0, etag
-        return self
+        self._done = 0
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
-        """Count bytes; a negative number means that they are transferred again."""
+        """Handle the manager's event."""
         with self._lock:
             self._done += bytes_transferred
-            new = self._done - self._reported
-            self._reported = max(self._done, self._reported)
-        if new > 0:
-            self._on_bytes(new)
+        self._on_bytes(bytes_transferred)
 
-    def on_queued(self, future: Any, **_: object) -> None:
-        """Handle the manager's event: each part must be of the object with the etag."""
-        if self._etag:
-            future.meta.provide_object_etag(f'"{self._etag}"')
+    def take_back(self) -> None:
+        """Report that all bytes go again."""
+        self._on_bytes(-self._done)

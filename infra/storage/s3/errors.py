@@ -103,7 +103,7 @@ _HINTS = {
         "missing looks forbidden"
     ),
 }
-_PROBE = "`nanochat doctor` tries everything that is needed of a store"
+_PROBE = "try NANOCHAT_S3_ADDRESSING or another store; `nanochat doctor` tries all that is needed"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
 
 

@@ -6,12 +6,11 @@ apply If-None-Match and If-Match atomically is refused (`find_faults`). Reading 
 """
 
 import contextlib
-import itertools
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,19 +23,16 @@ from nanochat_core.errors import StoreError
 KEYS = 1001  # one more than a page of a listing
 TRIALS = "_trials"  # prefix of the objects that a probe writes
 RACERS = 4
-ROUNDS = 20  # races of each kind
-SKEW = 300  # seconds that clocks may differ; S3 refuses requests at 900
-_ANOTHER = "use another store"
+ROUNDS = 5  # races for each condition
 PART = 16 << 20  # bytes; a larger object is transferred in parts
-_STALE = "0" * 32  # a version that no object has
-_At: TypeAlias = tuple[str, str | None]  # a key and the version that it has to have; None: none
+_ANOTHER = "use another store"
 _UNSUPPORTED = {400, 405, 501}  # how stores refuse a condition they do not know
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One tested ability of a store.
+    """One tested ability of a store, or of a machine.
 
     `warn` means that a run works, but worse than it could; `fail` means that it does not work.
     """
@@ -47,227 +43,139 @@ class Finding:
     remedy: str | None = None
 
 
-class _Weakness(StoreError):
-    """Something that makes a run work worse than it could."""
-
-
 def probe(store: Store) -> Iterator[Finding]:
     """Yield each finding as soon as it is known; stop if the store is unusable."""
-    trial = _Trial(store)
+    root = f"{TRIALS}/{uuid.uuid4().hex}"
+    keys = [f"{root}/{number:04}" for number in range(KEYS)]
+    yield (first := _find(_put, store, keys))
+    if first.state == "fail":
+        return
     try:
-        first = _find(trial.put)
-        yield first
-        if first.state == "fail":
-            return
-        # From here on a failed test is a finding: the others still run.
-        yield from map(_find, trial.tests())
+        # A failed test is a finding: the others still run.
+        for test in (_get, _parts, _conditions, _list):
+            yield _find(test, store, keys)
     finally:
-        left = trial.clean()
-    yield Finding(
-        name="delete",
-        state="fail" if left else "ok",
-        found=f"{left[0]}" if left else "all that was put is gone again",
-        remedy="allow deleting: the store grows for ever without" if left else None,
-    )
+        last = _find(_delete, store, keys)
+    yield last
 
 
-def _find(test: Callable[[], str]) -> Finding:
+def _find(test: Callable[[Store, Sequence[str]], str], store: Store, keys: list[str]) -> Finding:
     """Run a test, which returns what it found, and turn its errors into findings."""
-    name = test.__name__
+    name, began = test.__name__[1:], time.perf_counter()
     try:
-        return Finding(name=name, state="ok", found=test())
+        found = f"{test(store, keys)} ({1000 * (time.perf_counter() - began):.0f} ms)"
+        return Finding(name=name, state="ok", found=found)
     except StoreError as error:
-        state = "warn" if isinstance(error, _Weakness) else "fail"
-        remedy = error.hint or ""
-        # The hint recommends the command that is running.
-        if "nanochat doctor" in remedy:
-            remedy = "try NANOCHAT_S3_ADDRESSING, or use another store"
-        return Finding(name=name, state=state, found=str(error), remedy=remedy)
+        return Finding(name=name, state="fail", found=str(error), remedy=error.hint)
     except ObjectNotFound as error:
         found = f"{error} that was just put"
         return Finding(name=name, state="fail", found=found, remedy=_ANOTHER)
 
 
-class _Trial:
-    """The objects of one probe, and the tests."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._root = f"{TRIALS}/{uuid.uuid4().hex}"
-        self._numbers = itertools.count()  # safe from any thread
-        self._keys: list[str] = []
-
-    def tests(self) -> Sequence[Callable[[], str]]:
-        """Return all tests after the first put."""
-        return [self.get, self.clock, self.list, self.parts, self.conditions]
-
-    def clean(self) -> list[str]:
-        """Remove all objects; return those that could not be removed, or the errors."""
-
-        def delete(key: str) -> str:
-            try:
-                self._store.delete(key)
-            except StoreError as error:
-                return str(error)
-            return ""
-
-        return [problem for problem in in_parallel(delete, self._keys) if problem]
-
-    def put(self) -> str:
-        """Test that an object can be written."""
-        key = self._key()
-        # The first request also connects and loads credentials: only the second is timed.
-        self._store.put(key, b"connect")
-        started = time.perf_counter()
-        self._store.put(key, b"put")
-        return f"{self._store.url} takes an object in {_milliseconds(started)}"
-
-    def get(self) -> str:
-        """Test that an object comes back as it was."""
-        data = os.urandom(100_000)
-        key = self._put(data)
-        started = time.perf_counter()
-        if self._store.get(key) != data:
-            raise StoreError("other bytes come back than were put", hint=_ANOTHER)
-        return f"100 kB come back in {_milliseconds(started)}"
-
-    def clock(self) -> str:
-        """Test that objects have an age, and that the clocks agree."""
-        key = self._put(b"clock")
-        age = self._store.get_stored(key).age
-        skew = time.time() - self._store.head(key).modified
-        # A lease's age is the difference of two times of the store's own clock, so this must be
-        # right; a wrong clock of this machine is only a warning.
-        if age > SKEW:
-            raise StoreError(f"a new object is {age:.0f} s old", hint="set the store's clocks")
-        if abs(skew) > SKEW:
-            side = "ahead of" if skew > 0 else "behind"
-            raise _Weakness(
-                f"this machine's clock is {abs(skew):.0f} s {side} the store's",
-                hint="set this machine's clock, for example with NTP; S3 refuses at 900 s",
-            )
-        return "the store's clock and ours agree"
-
-    def list(self) -> str:
-        """Test that more keys than fit in one page are all listed."""
-        expected = set(in_parallel(self._put, [b""] * KEYS))
-        missing = expected - {entry.key for entry in self._store.list(self._root)}
-        if missing:
-            raise StoreError(
-                f"{len(missing)} of {KEYS} keys are not listed",
-                hint=f"{_ANOTHER}: what is not listed looks like garbage",
-            )
-        return f"all of {KEYS} keys are listed, in order"
-
-    def parts(self) -> str:
-        """Test that a large object goes there and back."""
-        # One byte more than a part: the smallest object that is uploaded in parts.
-        key, data = self._key(), os.urandom(PART + 1)
-        with TemporaryDirectory() as name:
-            source, target = Path(name, "source"), Path(name, "target")
-            source.write_bytes(data)
-            started = time.perf_counter()
-            self._store.upload(key, source)
-            uploaded = time.perf_counter()
-            self._store.fetch(key, target, size=len(data))
-            fetched = time.perf_counter()
-            if target.read_bytes() != data:
-                raise StoreError("a large object came back damaged", hint=_ANOTHER)
-        up, down = (len(data) / 1e6 / s for s in (uploaded - started, fetched - uploaded))
-        return f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down"
-
-    def conditions(self) -> str:
-        """Test that one of several simultaneous conditional writes wins."""
-        faults = find_faults(self._store, self._write_if, rounds=ROUNDS)
-        if faults:
-            raise StoreError(f"it {' and '.join(faults)}", hint=_ANOTHER)
-        return f"of {RACERS} who write at once one wins, {ROUNDS} times for each condition"
-
-    def _write_if(self, key: str, data: bytes, version: str | None = None) -> bool:
-        if version is None:
-            return self._store.put_if_absent(key, data)
-        return self._store.put_if_same(key, data, version=version)
-
-    def _key(self) -> str:
-        """Return a new key of this probe, to be removed at its end."""
-        key = f"{self._root}/{next(self._numbers):04}"
-        self._keys.append(key)
-        return key
-
-    def _put(self, data: bytes) -> str:
-        """Write an object under a new key and return the key."""
-        key = self._key()
-        self._store.put(key, data)
-        return key
+def _put(store: Store, keys: Sequence[str]) -> str:
+    store.put(keys[0], b"put")
+    return f"{store.url} takes an object"
 
 
-def _milliseconds(started: float) -> str:
-    return f"{1000 * (time.perf_counter() - started):.0f} ms"
+def _get(store: Store, keys: Sequence[str]) -> str:
+    data = os.urandom(100_000)
+    store.put(keys[0], data)
+    if store.get(keys[0]) != data:
+        raise StoreError("other bytes come back than were put", hint=_ANOTHER)
+    return "100 kB come back"
 
 
-def find_faults(store: Store, write_if: Callable[..., bool], *, rounds: int = 5) -> Sequence[str]:
-    """Return what a store lacks, in phrases like "ignores If-Match"; none if it lacks nothing.
+def _parts(store: Store, keys: Sequence[str]) -> str:
+    # One byte more than a part: the smallest object that is uploaded in parts.
+    data = os.urandom(PART + 1)
+    with TemporaryDirectory() as name:
+        source, target = Path(name, "source"), Path(name, "target")
+        source.write_bytes(data)
+        store.upload(keys[1], source)
+        store.fetch(keys[1], target, size=len(data))
+        if target.read_bytes() != data:
+            raise StoreError("a large object came back damaged", hint=_ANOTHER)
+    return "a large object goes there and comes back"
 
-    `write_if` writes bytes at a key that has this version, or does not exist. Writes small objects,
-    with races between several writers, and removes them.
+
+def _conditions(store: Store, keys: Sequence[str]) -> str:
+    store.check_conditions()
+    # A directory shows only by the writes themselves whether it has hard links and locks.
+    store.put_if_absent(keys[2], b"first")
+    store.put_if_same(keys[2], b"second", version=store.get_stored(keys[2]).version)
+    return "of several conditional writes one wins"
+
+
+def _list(store: Store, keys: Sequence[str]) -> str:
+    for _ in in_parallel(lambda key: store.put(key, b""), keys):
+        pass
+    missing = set(keys) - {entry.key for entry in store.list(keys[0].rpartition("/")[0])}
+    if missing:
+        raise StoreError(
+            f"{len(missing)} of {len(keys)} keys are not listed",
+            hint=f"{_ANOTHER}: what is not listed looks like garbage",
+        )
+    return f"all of {len(keys)} keys are listed, in order"
+
+
+def _delete(store: Store, keys: Sequence[str]) -> str:
+    for _ in in_parallel(store.delete, keys):
+        pass
+    return "all that was put is gone again"
+
+
+def find_faults(store: Store, write_if: Callable[..., bool]) -> Sequence[str]:
+    """Return what a store lacks, in phrases like "refuses If-Match"; none if it lacks nothing.
+
+    `write_if` writes bytes at a key that has this version, or does not exist. Writes small objects
+    and removes them.
     """
     root = f"{TRIALS}/{uuid.uuid4().hex}"
-    keys = [f"{root}/existing"]
-
-    def new() -> _At:
-        keys.append(f"{root}/{len(keys)}")
-        return keys[-1], None
-
-    def current() -> _At:
-        return keys[0], store.get_stored(keys[0]).version
-
-    def write(at: _At) -> bool:
-        return write_if(at[0], uuid.uuid4().bytes, at[1])
-
+    existing, *new = [f"{root}/{number}" for number in range(ROUNDS + 1)]
+    store.put(existing, b"first")
     try:
-        store.put(keys[0], b"first")
+        same = ((existing, store.get_stored(existing).version) for _ in range(ROUNDS))
         faults = (
-            _find_fault("If-None-Match", write, (keys[0], None), new, rounds),
-            _find_fault("If-Match", write, (keys[0], _STALE), current, rounds),
+            _find_fault("If-None-Match", write_if, ((key, None) for key in new)),
+            _find_fault("If-Match", write_if, same),
         )
     finally:
-        for key in keys:
+        for key in (existing, *new):
             with contextlib.suppress(StoreError):  # then `Store.abort_stale_uploads` removes it
                 store.delete(key)
     return [fault for fault in faults if fault]
 
 
 def _find_fault(
-    header: str, write: Callable[[_At], bool], wrong: _At, right: Callable[[], _At], rounds: int
+    header: str, write_if: Callable[..., bool], races: Iterable[tuple[str, str | None]]
 ) -> str:
-    """Return what is wrong with a condition; "" if it is atomic.
+    """Return what is wrong with a condition; "" if one writer wins each race.
 
-    A write at `wrong` must fail; of those at one `right`, one succeeds.
+    A race is a key and the version that it has to have; None: none. One request after another
+    cannot show whether check and write are atomic.
     """
     try:
-        if write(wrong):
-            return f"ignores {header}"
-        # A store that cannot parse our version lets no write pass.
-        if not write(right()):
-            return f"refuses {header}"
-        # One request after another cannot show whether check and write are atomic; races can.
-        is_racy = any(_race(write, right()) > 1 for _ in range(rounds))
-        return f"lets several writers with the same {header} win" if is_racy else ""
-    except StoreUnavailable:
-        raise
+        for key, version in races:
+            won = _race(write_if, key, version)
+            if won > 1:
+                return f"does not apply {header} atomically"
+            if not won:  # for example because it cannot parse our version
+                return f"refuses {header}"
     except StoreError as error:
         answer = getattr(error.__cause__, "response", {})
-        if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") not in _UNSUPPORTED:
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(error, StoreUnavailable) or status not in _UNSUPPORTED:
             raise
         return f"refuses {header}"
+    return ""
 
 
-def _race(write: Callable[[_At], bool], at: _At) -> int:
+def _race(write_if: Callable[..., bool], key: str, version: str | None) -> int:
     """Return how many of RACERS simultaneous writers, each with its own bytes, succeed."""
     together = threading.Barrier(RACERS)
 
-    def run(_: int) -> bool:
+    def write(_: int) -> bool:
         together.wait()  # all requests leave at the same moment
-        return write(at)
+        return write_if(key, uuid.uuid4().bytes, version)
 
-    return sum(in_parallel(run, range(RACERS), threads=RACERS))
+    return sum(in_parallel(write, range(RACERS), threads=RACERS))

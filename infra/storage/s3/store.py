@@ -8,7 +8,7 @@ import contextlib
 import functools
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from math import inf
@@ -51,8 +51,8 @@ from infra.storage.s3.probe import TRIALS, find_faults
 from infra.storage.s3.settings import endpoint_setting, parse_url
 from nanochat_core.errors import StoreError
 
-_OBJECT_VERBS = {"get_object", "delete_object"}
 _ETAG_VERBS = {"put_object", "get_object", "head_object"}
+_ORDER = "use a store that lists all keys, in order"
 _POLICY = RetryPolicy(tries=8, first_wait=0.2, longest_wait=15.0, deadline=120.0)
 _T = TypeVar("_T")
 
@@ -119,9 +119,10 @@ class S3Store:
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         data, answer = self._retry(f"get {key}", lambda: self._read(key, MAX_RECORD))
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         # Both dates are whole seconds, so the difference may be just below zero.
-        age = max(0.0, self._date_of(answer) - answer["LastModified"].timestamp())
-        return VersionedObject(data=data, version=_version_of(answer), age=age)
+        age = max(0.0, (now - answer["LastModified"]).total_seconds())
+        return VersionedObject(data=data, version=answer["ETag"].strip('"'), age=age)
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
@@ -133,16 +134,14 @@ class S3Store:
         last: str | None = None
         more: dict[str, str] = {}
         while True:
-            ask = functools.partial(self._list_page, prefix, more)
+            where = {"Prefix": self.prefix + prefix, **more}
+            ask = functools.partial(self.request, "list_objects_v2", **where)
             page: Any = self._retry(f"list {prefix}*", ask)
             items = page.get("Contents", ())
             for item in items:
                 key = item["Key"].removeprefix(self.prefix)
                 if last is not None and key <= last:
-                    raise StoreError(
-                        f"store {self.url} lists '{key}' after '{last}'",
-                        hint="use a store that lists keys in order",
-                    )
+                    raise StoreError(f"store {self.url} lists '{key}' after '{last}'", hint=_ORDER)
                 last = key
                 if key and not key.endswith("/"):  # a console's empty "folder"
                     yield _info(key, item["Size"], item)
@@ -152,10 +151,8 @@ class S3Store:
                 return
             token = page.get("NextContinuationToken")
             if token is None and not items:
-                raise StoreError(
-                    f"store {self.url} says that there is more after '{last}' and does not send it",
-                    hint="use a store that lists keys in order",
-                )
+                error = f"store {self.url} says that there is more after '{last}' and sends nothing"
+                raise StoreError(error, hint=_ORDER)
             # Some stores give no token, but they all continue after a key.
             more = {"ContinuationToken": token} if token else {"StartAfter": f"{self.prefix}{last}"}
 
@@ -166,53 +163,53 @@ class S3Store:
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        name, progress = self.prefix + check_key(key), Progress(on_bytes)
+        name = self.prefix + check_key(key)
         if (size := path.stat().st_size) <= PART:
             self.put(key, path.read_bytes())
             on_bytes(size)
             return
+        tag = uuid.uuid4().hex
 
-        def send() -> None:
-            tag = uuid.uuid4().hex
-            lost: Exception = Replaced(f"the store does not show the {size} bytes sent")
+        def send(progress: Progress) -> None:
+            lost: Exception | None = None
             try:
-                extra, watch = {"Metadata": {"upload": tag}}, [progress.begin()]
-                self._transfers.upload(str(path), self.bucket, name, extra, watch).result()
+                extra = {"Metadata": {"upload": tag}}
+                self._transfers.upload(str(path), self.bucket, name, extra, [progress]).result()
             except ClientError as error:
                 # The upload is also unknown if it was completed and only the answer was lost.
-                if code_of(error) != "NoSuchUpload":
+                if code_of(error) not in LOST_UPLOAD:
                     raise
                 lost = error
             with contextlib.suppress(ObjectNotFound):
                 found: Any = self._repeat(lambda: self._head(key))
                 if (found["ContentLength"], found.get("Metadata", {}).get("upload")) == (size, tag):
                     return
-            raise lost
+            why = f" ({code_of(lost)})" if lost else ""
+            raise Replaced(f"the store does not show the {size} bytes sent{why}")
 
-        self._retry(f"put {key}", send, restarts=True)
+        self._transfer(f"put {key}", send, on_bytes)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        name, progress = self.prefix + check_key(key), Progress(on_bytes)
+        name = self.prefix + check_key(key)
 
-        def download(temporary: Path) -> None:
+        def download(progress: Progress) -> None:
             found = self.head(key)
             check_size(f"{self.url}/{key}", found.size, size)
             if found.size <= PART:
                 temporary.write_bytes(self.get(key, size=size))
                 on_bytes(found.size)
                 return
-            watch = [progress.begin(found.etag)]
-            with contextlib.suppress(S3DownloadFailedError):  # If-Match does not hold
-                self._transfers.download(self.bucket, name, str(temporary), {}, watch).result()
+            with contextlib.suppress(S3DownloadFailedError):  # a part is of another object
+                self._transfers.download(self.bucket, name, str(temporary), {}, [progress]).result()
                 if temporary.stat().st_size == found.size:
                     return
             raise Replaced("the object was replaced while it was fetched")
 
         with writing_to(path), replacing(path) as temporary:
-            self._retry(f"get {key}", lambda: download(temporary), restarts=True)
+            self._transfer(f"get {key}", download, on_bytes)
 
-    def abort_stale_uploads(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, before: float) -> int:
         """See Store."""
         ask = functools.partial(self.request, "list_multipart_uploads", Prefix=self.prefix)
         try:
@@ -224,18 +221,15 @@ class S3Store:
         removed = 0
         for upload in answer.get("Uploads", ()):  # the first thousand
             name, tag = upload["Key"], upload["UploadId"]
-            age = self._date_of(answer) - upload["Initiated"].timestamp()
-            if name.startswith(self.prefix) and age > older_than:
+            if name.startswith(self.prefix) and upload["Initiated"].timestamp() < before:
                 key = name.removeprefix(self.prefix)
                 abort = functools.partial(self.request, "abort_multipart_upload", key, UploadId=tag)
                 with contextlib.suppress(ObjectNotFound):
                     self._retry(f"drop an upload of {key}", abort)
                 removed += 1
-        for entry in list(self.list(f"{TRIALS}/")):
-            with contextlib.suppress(ObjectNotFound):
-                if self.get_stored(entry.key).age > older_than:
-                    self.delete(entry.key)
-                    removed += 1
+        for entry in [entry for entry in self.list(f"{TRIALS}/") if entry.modified < before]:
+            self.delete(entry.key)
+            removed += 1
         return removed
 
     def check_conditions(self) -> None:
@@ -259,14 +253,13 @@ class S3Store:
         try:
             answer = getattr(self.client, verb)(Bucket=self.bucket, **arguments)
         except ClientError as error:
-            # Some stores do not say what is missing. A HEAD's 404 never does: `_head` asks again.
-            is_bare = code_of(error) == "404" and not is_lost(error) and verb in _OBJECT_VERBS
-            if key is None or not (code_of(error) in ("NoSuchKey", "NoSuchUpload") or is_bare):
+            if key is None or code_of(error) not in ("NoSuchKey", "NoSuchUpload"):
                 raise
             self.has_accepted = True
             raise ObjectNotFound(key) from error
-        # A login page would pass for the confirmation of a write.
-        if verb in _ETAG_VERBS and "ETag" not in answer:
+        # A login page would pass for the confirmation of a write, or for an empty store.
+        is_page = verb in _ETAG_VERBS and "ETag" not in answer
+        if is_page or (verb == "list_objects_v2" and answer.get("Name") != self.bucket):
             if "Body" in answer:
                 answer["Body"].close()
             raise NoResponse("the answer is not one of S3")
@@ -322,63 +315,59 @@ class S3Store:
             answer["Body"].close()
             return answer
 
-    def _list_page(self, prefix: str, more: dict[str, str]) -> Any:
-        page = self.request("list_objects_v2", Prefix=self.prefix + prefix, **more)
-        # A gateway's page or another bucket's listing would pass for an empty store.
-        if page.get("Name") != self.bucket:
-            raise NoResponse(f"the answer is a listing of {page.get('Name', 'no bucket')}")
-        return page
-
-    def _date_of(self, answer: Any) -> float:
-        """Return the store's clock when it answered, in unix seconds."""
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        if date is None:
-            raise StoreError(
-                f"store {self.url} sends answers with no Date header", hint="use another store"
-            )
-        return parsedate_to_datetime(date).timestamp()
-
-    def _retry(self, what: str, operation: Callable[[], _T], *, restarts: bool = False) -> _T:
+    def _retry(self, what: str, operation: Callable[[], _T]) -> _T:
         """Return the result of an operation, which is repeated; raise its last error explained."""
+        with self._explaining(what):
+            return self._repeat(operation)
+
+    def _transfer(self, what: str, transfer: Callable[[Progress], None], on_bytes: OnBytes) -> None:
+        """Transfer a file; begin again if its upload was lost or its object replaced.
+
+        However long a large file takes: its requests are repeated one by one.
+        """
+
+        def attempt() -> None:
+            progress = Progress(on_bytes)
+            try:
+                transfer(progress)
+            except Replaced:
+                progress.take_back()
+                raise
+
+        with self._explaining(what):
+            policy = replace(self._retry_policy, tries=TRIES, deadline=inf)
+            until_answered(attempt, Replaced, policy=policy, on_failure=_note)
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Generator[None]:
         try:
-            return self._repeat(operation, restarts=restarts)
+            yield
         except FAILURES as error:
             facts = {"url": self.url, "endpoint": self.client.meta.endpoint_url}
             raise explain(error, what=what, **facts) from error
 
-    def _repeat(self, operation: Callable[[], _T], *, restarts: bool = False) -> _T:
-        """Return the result of an operation; repeat it while it fails and may succeed.
-
-        A transfer of a file `restarts` only if its upload was lost or its object replaced: its
-        requests are repeated one by one.
-        """
+    def _repeat(self, operation: Callable[[], _T]) -> _T:
+        """Return the result of an operation; repeat it while it fails and may succeed."""
 
         def check(failure: NoAnswer) -> None:
-            error, tries = failure.error, failure.tries
-            if restarts:
-                may_pass = isinstance(error, Replaced) or code_of(error) in LOST_UPLOAD
-            else:
-                # A body that is damaged on its way has another signature.
-                is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
-                may_pass = is_damaged or is_transient(error)
-            if is_lost(error) and not self.has_accepted and tries >= TRIES:
-                may_pass = False
-            if not may_pass or failure.is_last:
-                if tries > 1:
-                    error.add_note(f"({tries} tries in {failure.seconds:.0f} s)")
+            error = failure.error
+            # A body that is damaged on its way has another signature.
+            is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
+            is_nowhere = is_lost(error) and not self.has_accepted and failure.tries >= TRIES
+            if is_nowhere or not (is_damaged or is_transient(error)):
+                failure = replace(failure, is_last=True)
+            _note(failure)
+            if failure.is_last:
                 raise error
 
-        policy = self._retry_policy
-        if restarts:  # however long a large file takes
-            policy = replace(policy, tries=TRIES, deadline=inf)
-        return until_answered(operation, FAILURES, policy=policy, on_failure=check)
+        return until_answered(operation, FAILURES, policy=self._retry_policy, on_failure=check)
+
+
+def _note(failure: NoAnswer) -> None:
+    """Add to an error how often the request was tried, if no other try follows."""
+    if failure.is_last and failure.tries > 1:
+        failure.error.add_note(f"({failure.tries} tries in {failure.seconds:.0f} s)")
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:
-    modified = answer["LastModified"].timestamp()
-    return ObjectInfo(key=key, size=size, modified=modified, etag=_version_of(answer))
-
-
-def _version_of(answer: Any) -> str:
-    """Return an object's version: its ETag without quotes, which some servers omit in listings."""
-    return answer.get("ETag", "").strip('"')
+    return ObjectInfo(key=key, size=size, modified=answer["LastModified"].timestamp())

@@ -52,9 +52,9 @@ class MemoryStore(SimStore):
         """Return the keys of what there is."""
         return {key for key in list(self.objects.stored) if key.startswith(prefix)}
 
-    def abort_stale_uploads(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, before: float) -> int:
         """See Store."""
-        old = [begun for begun in self.unfinished if self.now - begun > older_than]
+        old = [begun for begun in self.unfinished if begun < before]
         self.unfinished = [begun for begun in self.unfinished if begun not in old]
         return len(old)
 

@@ -32,6 +32,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
+from infra.storage.files import replacing
 from tests.support.reliability.sim_world import Process, Request, World
 
 
@@ -170,10 +171,11 @@ class SimStore:
         on_bytes(path.stat().st_size)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
-        path.write_bytes(self.get(key, size=size))
+        with replacing(path) as temporary:
+            temporary.write_bytes(self.get(key, size=size))
         on_bytes(path.stat().st_size)
 
-    def abort_stale_uploads(self, *, older_than: float) -> int:
+    def abort_stale_uploads(self, *, before: float) -> int:
         return 0
 
     def check_conditions(self) -> None:
@@ -182,8 +184,8 @@ class SimStore:
     def _entry(self, key: str) -> ObjectInfo:
         found = self.objects.stored.get(key)
         if found is None:  # deleted since it was asked for
-            return ObjectInfo(key=key, size=0, modified=self.objects.world.now, etag="")
-        return ObjectInfo(key=key, size=len(found.data), modified=found.written, etag=found.version)
+            return ObjectInfo(key=key, size=0, modified=self.objects.world.now)
+        return ObjectInfo(key=key, size=len(found.data), modified=found.written)
 
     def ask(
         self,

@@ -13,8 +13,8 @@ from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import Quirk
 from tests.support.infra.storage.s3_server import client_environment
 
-WEAK = (Quirk.IGNORES_IF_NONE_MATCH, Quirk.REFUSES_IF_MATCH)
-REFUSED = r"^store s3://fake/x has .* it ignores If-None-Match and refuses If-Match$"
+WEAK = (Quirk.REFUSES_IF_NONE_MATCH, Quirk.REFUSES_IF_MATCH)
+REFUSED = r"^store s3://fake/x has .* it refuses If-None-Match and refuses If-Match$"
 
 
 @pytest.fixture

@@ -15,40 +15,45 @@ from typing import Any
 
 import pytest
 
-from infra.storage.base import BadObject, ObjectNotFound, Store
+from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import IMPATIENT, PART, set_part
-from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
+from tests.support.infra.storage.misbehaviour import Fault, Kind
 from tests.support.infra.storage.s3_server import S3Server, client_environment
 from tests.support.reliability.memory_store import MemoryStore
 from tests.support.reliability.sim_s3 import SimS3Store, Simulated
 from tests.support.reliability.sim_store import SimStore
 
 RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "2"))  # of each kind on each store
-BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
-    "plain": (),
-    "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),
-    "lists-no-uploads": (Quirk.LISTS_NO_UPLOADS,),
-    "loses-answers-to-put": (Fault(kind=Kind.LOSE, verb="PUT", every=3),),
-    "fails-after-put": (Fault(kind=Kind.REFUSE_AFTER, verb="PUT", every=3, status=500),),
-    "flips-put": (Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=3),),
-    "flips-parts": (Fault(kind=Kind.FLIP_REQUEST, verb="PUT partNumber", every=3),),
-    "loses-parts": (Fault(kind=Kind.LOSE, verb="PUT partNumber", every=2),),
-    "loses-complete": (Fault(kind=Kind.LOSE, verb="POST uploadId", every=2),),
-    "errs-in-complete": (Fault(kind=Kind.ERROR_200, verb="POST uploadId", every=2),),
-    "errs-in-list": (Fault(kind=Kind.ERROR_200, verb="GET list-type", every=2),),
-    "cuts-gets": (Fault(kind=Kind.CUT, verb="GET", every=2),),
-    "cuts-lists": (Fault(kind=Kind.CUT, verb="GET list-type", every=2),),
+# Bad servers, and the promises that each can break, by words of the names of tests. A directory, a
+# real server and one that behaves are asked for all promises.
+ALL = ("",)
+PUTS = ("was_put", "put_if_absent", "put_if_same", "_race_", "_a_file_")
+GETS = (*PUTS, "larger_than", "largest_size")
+FILES = ("_a_file_",)
+LISTS = ("deleting", "listing")
+BAD_SERVERS = {
+    "lists-no-uploads": (FILES, Fault(kind=Kind.REFUSE, verb="GET uploads", status=501)),
+    "loses-answers-to-put": (PUTS, Fault(kind=Kind.LOSE, verb="PUT", every=3)),
+    "fails-after-put": (PUTS, Fault(kind=Kind.REFUSE_AFTER, verb="PUT", every=3, status=500)),
+    "flips-put": (PUTS, Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=3)),
+    "flips-parts": (FILES, Fault(kind=Kind.FLIP_REQUEST, verb="PUT partNumber", every=3)),
+    "loses-parts": (FILES, Fault(kind=Kind.LOSE, verb="PUT partNumber", every=2)),
+    "loses-complete": (FILES, Fault(kind=Kind.LOSE, verb="POST uploadId", every=2)),
+    "errs-in-complete": (FILES, Fault(kind=Kind.ERROR_200, verb="POST uploadId", every=2)),
+    "errs-in-list": (LISTS, Fault(kind=Kind.ERROR_200, verb="GET list-type", every=2)),
+    "cuts-gets": (GETS, Fault(kind=Kind.CUT, verb="GET", every=2)),
+    "cuts-lists": (LISTS, Fault(kind=Kind.CUT, verb="GET list-type", every=2)),
     "conflicts": (
-        Fault(kind=Kind.REFUSE, verb="PUT", every=3, status=409, code="ConditionalRequestConflict"),
+        *(PUTS, Fault(kind=Kind.REFUSE, verb="PUT", every=3, status=409, code="OperationAborted")),
     ),
-    "slow-down": (Fault(kind=Kind.REFUSE, verb=".*", every=5),),
-    "resets": (Fault(kind=Kind.RESET, verb=".*", every=5),),
-    "loses-everything-often": (Fault(kind=Kind.LOSE, verb=".*", every=5),),
+    "slow-down": (ALL, Fault(kind=Kind.REFUSE, every=5)),
+    "resets": (ALL, Fault(kind=Kind.RESET, every=5)),
+    "loses-everything-often": (ALL, Fault(kind=Kind.LOSE, every=5)),
 }
 
 
@@ -75,55 +80,27 @@ class Place:
         return f"{self.root}/{name}"
 
 
-# What a bad server can break: the promises, by words of the names of tests. Those that are not here
-# break any. A directory, a real server and one that behaves are asked for all promises.
-_PUTS = ("was_put", "put_if_absent", "put_if_same", "_a_file_")
-_PARTS = ("_a_file_", "every_byte", "upload_replaces", "half_written")
-_FETCHES = ("_a_file_", "larger_than_expected", "every_byte", "upload_replaces")
-_LISTS = ("deleting", "listing")
-BREAKS: dict[str, tuple[str, ...]] = {
-    "no-checksums": _PARTS,
-    "lists-no-uploads": ("half_written",),
-    "loses-answers-to-put": _PUTS,
-    "fails-after-put": _PUTS,
-    "flips-put": _PUTS,
-    "flips-parts": _PARTS,
-    "loses-parts": _PARTS,
-    "loses-complete": _PARTS,
-    "errs-in-complete": _PARTS,
-    "errs-in-list": _LISTS,
-    "cuts-gets": (*_FETCHES, "was_put", "put_if_same", "largest_size"),
-    "cuts-lists": _LISTS,
-    "conflicts": _PUTS,
-}
 NO_REQUESTS = "not_every_store_can_hold"  # of a test that no server can change
-# What the stores of tests are asked for: they write no files as a stage finds them.
-_RECORDS = ("was_put", "put_if_absent", "put_if_same", "is_missing", "deleting", "listing", "etag")
+# What the stores of tests are asked for: memory has no threads' races in simulated time.
+_RECORDS = ("was_put", "put_if_absent", "put_if_same", "is_missing", "deleting", "listing")
 FAKES = {
-    "memory": (*_RECORDS, "eight", "age", "expected", "every_byte", "upload_replaces", "can_hold"),
-    "simulated": (*_RECORDS, "age", "expected", "every_byte", "upload_replaces"),
-    "simulated S3": (*_RECORDS, "age"),
+    "memory": (*_RECORDS, "_race_", "larger_than", "_a_file_", "can_hold"),
+    "simulated": (*_RECORDS, "larger_than", "_a_file_"),
+    "simulated S3": _RECORDS,
 }
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Ask each store for the promises that it can break."""
-    if "server" in metafunc.fixturenames:
-        name = metafunc.function.__name__
-        bad = [
-            server
-            for server in BAD_SERVERS
-            if NO_REQUESTS not in name and any(w in name for w in BREAKS.get(server, ("",)))
-        ]
-        is_race = "eight" in name  # of threads, which simulations do not have
-        local = [
-            store
-            for store in LOCAL
-            if store not in FAKES
-            or (any(w in name for w in FAKES[store]) and (store == "memory" or not is_race))
-        ]
-        stores = dict.fromkeys([*local, "ministack", "plain", *bad])
-        metafunc.parametrize("server", list(stores), indirect=True, scope="module")
+    if "server" not in metafunc.fixturenames:
+        return
+    name = metafunc.function.__name__
+    words = {store: FAKES.get(store, ALL) for store in LOCAL}
+    words |= {"ministack": ALL, "plain": ALL}
+    if NO_REQUESTS not in name:
+        words |= {server: of for server, (of, _) in BAD_SERVERS.items()}
+    stores = [store for store, of in words.items() if any(word in name for word in of)]
+    metafunc.parametrize("server", stores, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +119,8 @@ def server(
             server: S3Server = request.getfixturevalue("s3_server")
             environment = server.environment
         else:
-            ways = BAD_SERVERS[request.param]
-            fake = FakeS3(
-                *(way for way in ways if isinstance(way, Quirk)),
-                faults=tuple(way for way in ways if isinstance(way, Fault)),
-                bucket=BUCKET,
-            )
+            faults = [BAD_SERVERS[request.param][1]] if request.param in BAD_SERVERS else []
+            fake = FakeS3(faults=faults, bucket=BUCKET)
             environment = client_environment(fake.endpoint)
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -164,11 +137,13 @@ def place(server: Place) -> Place:
     return Place(name=server.name, store=server.store, root=root, fake=server.fake)
 
 
-def put_file(place: Place, directory: Path, *, size: int) -> bytes:
+def put_file(
+    place: Place, directory: Path, *, size: int, on_bytes: OnBytes = ignore_bytes
+) -> bytes:
     """Upload a file of random bytes as "large"."""
     data = os.urandom(size)
     (directory / "source").write_bytes(data)
-    place.store.upload(place.key("large"), directory / "source")
+    place.store.upload(place.key("large"), directory / "source", on_bytes=on_bytes)
     return data
 
 
@@ -195,6 +170,7 @@ def test_put_if_same_replaces_what_was_read_and_nothing_else(place: Place) -> No
     store.put(key, b"1")
     read = store.get_stored(key)
     assert read.data == b"1"
+    assert 0 <= read.age < 300
     assert store.put_if_same(key, b"2", version=read.version)
     assert not store.put_if_same(key, b"3", version=read.version)
     assert store.put_if_same(key, b"2", version=read.version), "ours is there already"
@@ -204,11 +180,6 @@ def test_put_if_same_replaces_what_was_read_and_nothing_else(place: Place) -> No
     assert not store.put_if_same(key, b"4", version=newer.version)
     with pytest.raises(ObjectNotFound):
         store.get(key)
-
-
-def test_the_age_of_an_object_is_what_passed_since_it_was_written(place: Place) -> None:
-    place.store.put(place.key("a"), b"x")
-    assert 0 <= place.store.get_stored(place.key("a")).age < 300
 
 
 def race(write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
@@ -224,21 +195,17 @@ def race(write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
 
 
 @pytest.mark.parametrize("number", range(RACES))
-def test_of_eight_who_put_if_absent_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
-    key = place.key("race")
-    won = race(lambda n: place.store.put_if_absent(key, b"%d" % n))
+@pytest.mark.parametrize("exists", [False, True])
+def test_one_of_eight_writers_wins_a_race_and_its_bytes_stay(
+    place: Place, number: int, *, exists: bool
+) -> None:
+    key, store, write = place.key("a"), place.store, place.store.put_if_absent
+    if exists:
+        store.put(key, b"before")
+        write = functools.partial(store.put_if_same, version=store.get_stored(key).version)
+    won = race(lambda n: write(key, b"%d" % n))
     assert len(won) == 1
-    assert place.store.get(key) == b"%d" % won[0]
-
-
-@pytest.mark.parametrize("number", range(RACES))
-def test_of_eight_who_put_if_same_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
-    key = place.key("race")
-    place.store.put(key, b"before")
-    version = place.store.get_stored(key).version
-    won = race(lambda n: place.store.put_if_same(key, b"%d" % n, version=version))
-    assert len(won) == 1
-    assert place.store.get(key) == b"%d" % won[0]
+    assert store.get(key) == b"%d" % won[0]
 
 
 def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_path: Path) -> None:
@@ -280,33 +247,23 @@ def test_listing_is_by_prefix_and_in_the_order_of_keys(place: Place) -> None:
     assert abs(entry.modified - place.store.head(place.key("ab")).modified) < 2
 
 
-def test_an_etag_changes_with_the_bytes_and_only_when_the_object_is_written(place: Place) -> None:
-    def etags() -> set[str]:
-        (entry,) = place.store.list(place.key("a"))
-        return {entry.etag, place.store.head(place.key("a")).etag}
-
-    found: list[str] = []
-    for data in (b"12", b"34", b"56"):  # of one size, and within a second
-        place.store.put(place.key("a"), data)
-        (etag,) = etags()
-        assert etags() == {etag}
-        assert etag
-        found.append(etag)
-    assert len(set(found)) == 3
-
-
 @pytest.mark.parametrize("size", [0, PART, PART + 1, 7 * PART + 123])
 def test_a_file_goes_in_and_comes_out_whole_and_read_only(
     place: Place, tmp_path: Path, size: int
 ) -> None:
-    data = put_file(place, tmp_path, size=size)
-    target = tmp_path / "target"
-    for _ in range(2):  # again, over the read-only one
-        place.store.fetch(place.key("large"), target, size=size)
+    """Over an older one of the same size, there and here; each byte is reported once."""
+    target, sent, fetched = tmp_path / "target", [0], [0]
+    for _ in range(2):
+        data = put_file(place, tmp_path, size=size, on_bytes=sent.append)
+        place.store.fetch(place.key("large"), target, size=size, on_bytes=fetched.append)
         assert target.read_bytes() == data
         assert target.stat().st_mode & 0o777 == 0o444
+    assert sum(sent) == sum(fetched) == 2 * size
     assert place.store.head(place.key("large")).size == size
     assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
+    assert place.store.abort_stale_uploads(before=0.0) == 0
+    if place.fake and place.name != "loses-everything-often":
+        assert place.fake.uploads == {}
 
 
 def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
@@ -330,31 +287,6 @@ def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPat
     for read in (place.store.get, place.store.get_stored):
         with pytest.raises(BadObject, match="has 11 bytes, expected are 10 at most"):
             read(place.key("a"))
-
-
-def test_every_byte_that_goes_over_is_reported_once(place: Place, tmp_path: Path) -> None:
-    size = 5 * PART + 17
-    (tmp_path / "source").write_bytes(os.urandom(size))
-    counts: list[int] = []
-    place.store.upload(place.key("a"), tmp_path / "source", on_bytes=counts.append)
-    assert sum(counts) == size
-    counts.clear()
-    place.store.fetch(place.key("a"), tmp_path / "target", size=size, on_bytes=counts.append)
-    assert sum(counts) == size
-
-
-def test_an_upload_replaces_an_object_of_the_same_size(place: Place, tmp_path: Path) -> None:
-    put_file(place, tmp_path, size=3 * PART)
-    data = put_file(place, tmp_path, size=3 * PART)
-    place.store.fetch(place.key("large"), tmp_path / "target", size=len(data))
-    assert (tmp_path / "target").read_bytes() == data
-
-
-def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
-    put_file(place, tmp_path, size=3 * PART)
-    assert place.store.abort_stale_uploads(older_than=3600) == 0
-    if place.fake and place.name != "loses-everything-often":
-        assert place.fake.uploads == {}
 
 
 def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:

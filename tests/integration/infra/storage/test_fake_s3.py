@@ -2,14 +2,13 @@
 
 import contextlib
 import http.client
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.misbehaviour import NETWORK_FAULTS, Fault, Kind, Storm
+from tests.support.infra.storage.misbehaviour import STATUSES, Fault, Kind, Storm
 
 OLD, NEW = b"old contents", b"new contents, longer"
 
@@ -49,18 +48,14 @@ def ask(
 def test_a_fault_of_the_connection_leaves_the_client_without_an_answer(
     fake: FakeS3, kind: Kind, error: Any, *, is_done: bool
 ) -> None:
-    fake.arm(Fault(kind=kind, times=1))
+    fake.arm(Fault(kind=kind, skip=1, times=1, verb="PUT", key="^a"))
+    ask(fake, "PUT", "ba", NEW)
+    ask(fake, "PUT", "a", OLD)
     with pytest.raises(error):
         ask(fake, "PUT", "a", NEW, seconds=0.5 if error is TimeoutError else 60)
     assert fake.objects["a"].data == (NEW if is_done else OLD)
-    assert [(number, fired) for number, fired, _ in fake.fired] == [(1, kind)]
-    assert ask(fake, "GET", "a")[0] == 200
-
-
-def test_an_answer_that_is_cut_announces_more_than_it_sends(fake: FakeS3) -> None:
-    fake.arm(Fault(kind=Kind.CUT))
-    with pytest.raises(http.client.IncompleteRead):
-        ask(fake, "GET", "a")
+    assert [(number, fired) for number, fired, _ in fake.fired] == [(3, kind)]
+    assert ask(fake, "PUT", "a", NEW)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -78,27 +73,21 @@ def test_a_fault_of_the_answer(
     fake: FakeS3, kind: Kind, method: str, status: int | None, sent: bytes | None, stored: bytes
 ) -> None:
     fake.arm(Fault(kind=kind))
-    began = time.monotonic()
     answer = ask(fake, method, "a", NEW if method == "PUT" else None)
-    assert answer[0] == status if status else answer[0] >= 400
+    assert answer[0] == status if status else answer[0] in {code for code, _ in STATUSES}
     assert answer[1] == sent if sent is not None else b"<Error>" in answer[1]
     assert fake.objects["a"].data == stored
-    assert kind is not Kind.DRIP or time.monotonic() - began > 0.2
 
 
-@pytest.mark.parametrize(("kind", "method"), [(Kind.FLIP, "GET"), (Kind.FLIP_REQUEST, "PUT")])
-def test_damage_is_one_bit(fake: FakeS3, kind: Kind, method: str) -> None:
-    fake.arm(Fault(kind=kind))
-    body = ask(fake, method, "a", OLD if method == "PUT" else None)[1]
-    found = body if method == "GET" else fake.objects["a"].data
-    assert sum((a ^ b).bit_count() for a, b in zip(found, OLD, strict=True)) == 1
-
-
-def test_a_status_is_drawn_and_a_conflict_only_of_conditional_writes(fake: FakeS3) -> None:
-    fake.arm(Fault(kind=Kind.STATUS))
-    given = {ask(fake, "PUT", "a", NEW)[0] for _ in range(40)}
-    assert {503, 500, 429, 400} <= given
-    assert 409 not in given
+def test_damage_is_one_bit_and_an_answer_that_is_cut_announces_more(fake: FakeS3) -> None:
+    fake.arm(Fault(kind=Kind.FLIP, verb="GET"), Fault(kind=Kind.FLIP_REQUEST, verb="PUT"))
+    sent = ask(fake, "GET", "a")[1]
+    ask(fake, "PUT", "a", OLD)
+    for found in (sent, fake.objects["a"].data):
+        assert sum((a ^ b).bit_count() for a, b in zip(found, OLD, strict=True)) == 1
+    fake.arm(Fault(kind=Kind.CUT))
+    with pytest.raises(http.client.IncompleteRead):
+        ask(fake, "GET", "a")
 
 
 def test_a_replayed_write_overwrites_a_later_one(fake: FakeS3) -> None:
@@ -126,37 +115,18 @@ def test_a_stale_read_shows_what_was_there_before(fake: FakeS3) -> None:
     assert len(fake.fired) == 4
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "key"),
-    [
+def test_a_fault_that_cannot_happen_does_not_count(fake: FakeS3) -> None:
+    for kind, method, key in (
         (Kind.FLIP, "HEAD", "a"),
-        (Kind.SHORTEN, "DELETE", "a"),
         (Kind.CUT, "HEAD", "a"),
         (Kind.FLIP_REQUEST, "GET", "a"),
         (Kind.REPLAY, "GET", "a"),
         (Kind.STALE, "PUT", "a"),
         (Kind.STALE, "GET", "never/written"),
-    ],
-)
-def test_a_fault_that_cannot_happen_does_not_count(
-    fake: FakeS3, kind: Kind, method: str, key: str
-) -> None:
-    fake.arm(Fault(kind=kind))
-    assert ask(fake, method, key, OLD if method == "PUT" else None)[0] in (200, 204, 404)
-    assert fake.fired == []
-
-
-@pytest.mark.parametrize("kind", NETWORK_FAULTS, ids=lambda kind: kind.name)
-def test_each_kind_happens_to_the_request_that_it_is_meant_for(fake: FakeS3, kind: Kind) -> None:
-    method = "PUT" if kind in (Kind.FLIP_REQUEST, Kind.REPLAY) else "GET"
-    fake.arm(Fault(kind=kind, skip=1, times=1, verb=method, key="^a"))
-    number = 7 if method == "PUT" else 8
-    for key in "bacaa":
-        for verb, body in (("PUT", b"%d" % len(fake.requests)), ("GET", None)):
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                ask(fake, verb, key, body, seconds=1 if len(fake.requests) == number - 1 else 60)
-    found = [(at, fired, request.key) for at, fired, request in fake.fired]
-    assert (len(fake.requests), found) == (10, [(number, kind, "a")])
+    ):
+        fake.arm(Fault(kind=kind))
+        ask(fake, method, key, OLD if method == "PUT" else None)
+        assert fake.fired == []
 
 
 def test_a_storm_of_one_seed_is_always_the_same_and_spares_the_calm_address(fake: FakeS3) -> None:

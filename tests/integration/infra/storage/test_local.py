@@ -55,7 +55,7 @@ def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: P
         lambda: store.put("a", b""),
         lambda: store.put_if_absent("a", b""),
         lambda: store.fetch("a", tmp_path / "target", size=1),
-        lambda: store.abort_stale_uploads(older_than=0.0),
+        lambda: store.abort_stale_uploads(before=0.0),
     ):
         with pytest.raises(StoreError, match="not-mounted does not exist") as caught:
             use()
@@ -94,7 +94,7 @@ def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
         ("sync_directory", lambda store, path: store.put("b/c/d", b"")),
         ("read_plain", lambda store, path: store.put_if_same("a", b"y", version=VERSION)),
         ("os.fsync", lambda store, path: store.upload("b", path)),
-        ("check_folder", lambda store, path: store.abort_stale_uploads(older_than=0.0)),
+        ("check_folder", lambda store, path: store.abort_stale_uploads(before=0.0)),
     ],
     ids=["list", "put", "put_if_absent", "folders", "put_if_same", "upload", "abort"],
 )

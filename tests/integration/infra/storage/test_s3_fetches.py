@@ -57,7 +57,7 @@ def test_a_store_without_ranges_is_refused_in_one_line(rig: Rig) -> None:
     assert rig.count("GET") <= THREADS, "it is not repeated"
 
 
-@pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.RESET])
 def test_a_part_that_comes_short_is_fetched_again(rig: Rig, kind: Kind) -> None:
     rig.upload()
     rig.misbehave(Fault(kind=kind, verb="GET", times=7))

@@ -158,8 +158,8 @@ def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(rig
     other = begin(rig.new_store(), "old")
     rig.now = lambda: time.time() - 40_000
     new = begin(rig.store, "new")
-    assert rig.store.abort_stale_uploads(older_than=20_000) == 0
-    assert rig.store.abort_stale_uploads(older_than=5_000) == 2
+    assert rig.store.abort_stale_uploads(before=time.time() - 60_000) == 0
+    assert rig.store.abort_stale_uploads(before=time.time() - 45_000) == 2
     assert set(rig.uploads) == {new, other}
     assert list(rig.store.list("")) == []
 

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from xml.etree import ElementTree
@@ -49,9 +49,7 @@ class Object:
 class FakeS3:
     """One bucket, in memory."""
 
-    def __init__(
-        self, *quirks: Quirk, faults: tuple[Fault, ...] = (), bucket: str = "fake"
-    ) -> None:
+    def __init__(self, *quirks: Quirk, faults: Sequence[Fault] = (), bucket: str = "fake") -> None:
         self.quirks = set(quirks)
         self.faults = list(faults)
         self.requests: list[Request] = []
@@ -272,8 +270,6 @@ class FakeS3:
         )
 
     def _list_uploads(self, request: Request) -> Answer:
-        if Quirk.LISTS_NO_UPLOADS in self.quirks:
-            raise FakeError(501, "NotImplemented")
         items = "".join(
             f"<Upload><Key>{key}</Key><UploadId>{name}</UploadId>"
             f"<Initiated>{_iso(begun)}</Initiated></Upload>"
@@ -325,11 +321,8 @@ class FakeS3:
 
     def _body(self, request: Request) -> bytes:
         """The bytes to write, if their checksum is right."""
-        md5 = request.headers.get("content-md5")
-        if md5 and Quirk.REFUSES_MD5 in self.quirks:
-            raise FakeError(400, "InvalidArgument")
         digest = base64.b64encode(hashlib.md5(request.body).digest()).decode()
-        if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks and md5 not in (None, digest):
+        if request.headers.get("content-md5", digest) != digest:
             raise FakeError(400, "BadDigest")
         return request.body
 

@@ -22,14 +22,10 @@ class Quirk(Enum):
     REFUSES_QUOTED_VERSIONS = auto()
     IGNORES_RANGES = auto()
     LISTS_1000_SILENTLY = auto()
-    CHECKS_NO_CHECKSUMS = auto()
-    REFUSES_MD5 = auto()
-    LISTS_NO_UPLOADS = auto()
     LISTS_WITHOUT_TOKENS = auto()
     LISTS_MORE_AND_MORE = auto()
     LISTS_UNSORTED = auto()
     FORGETS_IN_LISTS = auto()
-    SENDS_NO_DATE = auto()
 
 
 class Kind(Enum):

@@ -1,6 +1,5 @@
-"""Operations are repeated for passing reasons, for a while; people are told what to do."""
+"""Operations are repeated for passing reasons, for a while; errors name a remedy."""
 
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +8,10 @@ from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStub
 
 from infra.retry import RetryPolicy
 from infra.storage.base import StoreUnavailable
-from infra.storage.s3.errors import NoResponse, code_of, explain
+from infra.storage.s3.errors import NoResponse, code_of
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 
-QUICK = RetryPolicy(tries=5, first_wait=0.001, longest_wait=0.002)
 ENDPOINT = "http://127.0.0.1:9000"
 
 
@@ -26,23 +24,21 @@ def refusal(code: str, status: int, message: str = "", **headers: str) -> boto.C
     return boto.ClientError(answer, "Verb")
 
 
-def failing(*errors: Exception) -> Callable[[], str]:
-    """An operation that fails so many times, then gives "done"."""
-    left: Iterator[Exception] = iter(errors)
+def put(*errors: Exception) -> None:
+    """Write to a store that has worked, whose client raises these errors and then answers."""
+    left = iter(errors)
 
-    def operation() -> str:
+    def put_object(**_: Any) -> dict[str, str]:
         for error in left:
             raise error
-        return "done"
+        return {"ETag": ""}
 
-    return operation
-
-
-def run(operation: Callable[[], str], retry_policy: RetryPolicy = QUICK) -> str:
-    store = S3Store("s3://bucket/p", retry_policy=retry_policy)
+    policy = RetryPolicy(tries=5, first_wait=0.001, longest_wait=0.002)
+    store = S3Store("s3://bucket/p", retry_policy=policy)
     store.client = SimpleNamespace(meta=SimpleNamespace(endpoint_url=ENDPOINT))
+    store.client.put_object = put_object
     store.has_accepted = True
-    return store._retry("put a", operation)
+    store.put("a/b", b"")
 
 
 @pytest.mark.parametrize(
@@ -64,71 +60,68 @@ def run(operation: Callable[[], str], retry_policy: RetryPolicy = QUICK) -> str:
     ids=code_of,
 )
 def test_what_may_pass_is_tried_again(error: Exception) -> None:
-    assert run(failing(error, error, error, error)) == "done"
+    put(error, error, error, error)
+
+
+def refused(error: Exception) -> tuple[str, str]:
+    """Return message and hint of an error that is reported at once."""
+    with pytest.raises(StoreError) as caught:
+        put(error, ValueError("asked again"))
+    assert caught.value.__cause__ is error
+    assert "\n" not in str(caught.value)
+    return str(caught.value), caught.value.hint or ""
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "hint"),
     [
-        refusal("AccessDenied", 403),
-        refusal("NoSuchBucket", 404),
-        refusal("NotImplemented", 501),
-        refusal("InvalidArgument", 400),
-        refusal("PreconditionFailed", 412),
-        refusal("403", 403, **{"x-amz-request-id": "1"}),
-        boto.NoCredentialsError(),
+        (refusal("NoSuchBucket", 404), f"aws --endpoint-url {ENDPOINT} s3 mb s3://bucket"),
+        (refusal("InvalidAccessKeyId", 403), "AWS_ACCESS_KEY_ID"),
+        (refusal("ExpiredToken", 400), "log in again"),
+        (refusal("RequestTimeTooSkewed", 403), "NTP"),
+        (refusal("AccessDenied", 403), "s3:GetObject"),
+        (refusal("403", 403, **{"x-amz-request-id": "1"}), "s3:GetObject"),
+        (refusal("301", 301, **{"x-amz-bucket-region": "eu-west-1"}), "AWS_REGION=eu-west-1"),
+        (refusal("NotImplemented", 501), "nanochat doctor"),
+        (refusal("InvalidArgument", 400), "NANOCHAT_S3_ADDRESSING"),
+        (refusal("PreconditionFailed", 412), "nanochat doctor"),
+        (boto.NoCredentialsError(), "AWS_PROFILE"),
     ],
-    ids=code_of,
+    ids=lambda value: value if isinstance(value, str) else code_of(value),
 )
-def test_what_will_not_pass_is_reported_at_once(error: Exception) -> None:
-    with pytest.raises(StoreError) as caught:
-        run(failing(error, ValueError("asked again")))
-    assert caught.value.__cause__ is error
-    assert "tries" not in str(caught.value)
+def test_what_will_not_pass_is_reported_at_once_with_its_remedy(
+    error: Exception, hint: str
+) -> None:
+    message = "of a message\nin lines"
+    if isinstance(error, boto.ClientError):
+        vars(error)["response"]["Error"]["Message"] = message
+    found = refused(error)
+    assert hint in found[1]
+    assert found[0].startswith(f"store s3://bucket/p refuses to put a/b: {code_of(error)}: ")
 
 
-def test_tries_are_counted_and_the_last_failure_is_reported() -> None:
-    errors = [NoResponse(f"number {n}") for n in range(9)]
-    with pytest.raises(StoreUnavailable, match=r"number 4 \(5 tries in 0 s\)$"):
-        run(failing(*errors))
+REFUSED = "<Connection object at 0x7f>: Failed: [Errno 111] Connection refused"
+NOWHERE = "Failed to resolve 'nowhere' ([Errno -2] Name or service not known)"
 
 
-def explained(error: Exception) -> tuple[str, str]:
-    found = explain(error, what="put a/b", url="s3://bucket/p", endpoint=ENDPOINT)
-    assert "\n" not in str(found)
-    return str(found), found.hint or ""
-
-
-def test_each_refusal_that_a_person_can_do_something_about_says_what() -> None:
-    found, hint = explained(refusal("NoSuchBucket", 404, "it\ndoes not exist"))
-    assert found == "store s3://bucket/p refuses to put a/b: NoSuchBucket: it does not exist"
-    assert f"aws --endpoint-url {ENDPOINT} s3 mb s3://bucket" in hint
-    hints = {
-        "InvalidAccessKeyId": "AWS_ACCESS_KEY_ID",
-        "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY",
-        "ExpiredToken": "log in again",
-        "RequestTimeTooSkewed": "NTP",
-        "AccessDenied": "s3:GetObject",
-        "Odd": "nanochat doctor",
-    }
-    for code, part in hints.items():
-        assert part in explained(refusal(code, 403))[1]
-    assert "s3:GetObject" in explained(refusal("403", 403, **{"x-amz-request-id": "1"}))[1]
-    assert "AWS_PROFILE" in explained(boto.NoCredentialsError())[1]
-    region = {"x-amz-bucket-region": "eu-west-1"}
-    assert "AWS_REGION=eu-west-1" in explained(refusal("301", 301, **region))[1]
-
-
-def test_why_no_server_answered_is_said_in_a_few_words() -> None:
-    refused = "<Connection object at 0x7f>: Failed: [Errno 111] Connection refused"
-    error = boto.EndpointConnectionError(endpoint_url=ENDPOINT, error=refused)
-    assert (
-        explained(error)[0]
-        == f"store s3://bucket/p cannot be reached at {ENDPOINT}: connection refused"
-    )
-    nowhere = "Failed to resolve 'nowhere' ([Errno -2] Name or service not known)"
-    error = boto.EndpointConnectionError(endpoint_url=ENDPOINT, error=nowhere)
-    assert explained(error)[0].endswith(": name or service not known")
-    found, hint = explained(refusal("404", 404, "Not Found"))
-    assert found.endswith(f"at {ENDPOINT}: an answer that is not S3's (404): Not Found")
-    assert "login page" in hint
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (NoResponse("number"), "failed to put a/b at {}: number"),
+        (refusal("404", 404, "Not Found"), "at {}: an answer that is not S3's (404): Not Found"),
+        *(
+            (boto.EndpointConnectionError(endpoint_url=ENDPOINT, error=error), text)
+            for error, text in (
+                (REFUSED, "store s3://bucket/p cannot be reached at {}: connection refused"),
+                (NOWHERE, "name or service not known"),
+            )
+        ),
+    ],
+)
+def test_why_no_server_answered_is_said_in_a_few_words_with_the_number_of_tries(
+    error: Exception, text: str
+) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        put(*[error] * 5, ValueError("asked again"))
+    assert str(caught.value).endswith(f"{text.format(ENDPOINT)} (5 tries in 0 s)")
+    assert "login page" in (caught.value.hint or "")
