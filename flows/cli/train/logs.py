@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
-from flows.cli.options import StoreOptions
 from flows.cli.output import (
     count_of,
     print_error,
@@ -46,7 +45,7 @@ def print_logs(
     run: Run,
     stage: str | None,
     store: Store,
-    place: StoreOptions,
+    home: Path,
     *,
     follow: bool,
     tail: int | None,
@@ -58,8 +57,8 @@ def print_logs(
     exit code: with `follow` 1 unless the run is finished.
     """
     reach = partial(_reach, follow=follow)
-    logs = _Logs(store, place.work)
-    refs = reach(partial(_refs, store, run, place.work, stage))
+    logs = _Logs(store, home / "work")
+    refs = reach(partial(_refs, store, run, home, stage))
     checked, misses, is_first = time.monotonic(), 0, True
     while True:
         lines = [line for ref in refs for line in reach(partial(logs.new_lines, ref))]
@@ -75,19 +74,19 @@ def print_logs(
             break
         if time.monotonic() - checked >= _SECONDS_BETWEEN_CHECKS:
             checked = time.monotonic()
-            misses = 0 if reach(partial(_is_alive, store, run, place)) else misses + 1
+            misses = 0 if reach(partial(_is_alive, store, run, home)) else misses + 1
         time.sleep(ASK_SECONDS)
         before, run = run, reach(partial(find_run, store, run.run)) or run
         # The fingerprint of a stage is known once its inputs exist.
         if run.stages != before.stages:
-            refs = reach(partial(_refs, store, run, place.work, stage))
+            refs = reach(partial(_refs, store, run, home, stage))
     if is_lost:
         print_note(f"no process seen here builds {run.run}; see: nanochat status {run.run}")
     if not any(logs.printed.values()):
         print_note(f"{run.run} has logged nothing that this machine can read")
     if not follow or run.status == "finished":
         return 0
-    return 1 if is_lost else print_end(place.home_path, run.run, run.status)
+    return 1 if is_lost else print_end(home, run.run, run.status)
 
 
 def wait_for_record(store: Store, run: str, home: Path) -> Run | None:
@@ -150,20 +149,19 @@ def _last(lines: list[str], tail: int | None) -> list[str]:
     return lines
 
 
-def _refs(store: Store, run: Run, work: Path, stage: str | None) -> list[ArtifactRef]:
+def _refs(store: Store, run: Run, home: Path, stage: str | None) -> list[ArtifactRef]:
     """Return the artifacts of a run: made, or known by today's plan to be built."""
     refs = {ref.stage: ref for ref in run.refs}
-    if run.status != "finished" and (plan := find_plan(store, run, work)):
+    if run.status != "finished" and (plan := find_plan(store, run, home)):
         refs = {item.stage.name: item.ref for item in plan.stages if item.ref} | refs
     return [refs[s.name] for s in STAGES if s.name in refs and stage in (None, s.name)]
 
 
-def _is_alive(store: Store, run: Run, place: StoreOptions) -> bool:
+def _is_alive(store: Store, run: Run, home: Path) -> bool:
     """Return whether a process builds a run. The end of one that is known to be dead is recorded,
     which ends the following.
     """
-    home = place.home_path
-    plan = find_plan(store, run, place.work)
+    plan = find_plan(store, run, home)
     # Asked first: of a process that dies meanwhile the end is recorded by the next check.
     is_alive = bool(signs_of_life(store, run.run, plan, home))
     end_dead_runs(store, home)

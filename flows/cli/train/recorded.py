@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, timestamp
-from flows.cli.output import age, print_warning
-from flows.identity.manifest import Manifest
+from flows.cli.output import age
+from flows.cli.requests import request_of_run
 from flows.identity.ref import ArtifactRef
 from flows.leases import run_lock
 from flows.leases.lease import find_holder
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import Plan, make_plan
-from flows.plan.upstream import apply_pins
-from flows.profiles import open_profile
+from flows.plan.plan import Plan
+from flows.plan.planned import plan_run
+from flows.plan.upstream import Log
 from flows.render.text import duration
 from flows.stages import CHAT_MODELS
 from infra.storage.base import Store
@@ -81,30 +79,20 @@ def uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:
             yield name, ref
 
 
-def pinned_of(store: Store, run: Run) -> dict[str, Manifest]:
-    """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
-    known = dict(uses(run))
-    left = [name for name in run.uses if name not in known]  # the run ended before recording them
-    pinned = open_pinned(store, left, warn=print_warning)
-    for ref in known.values():
-        manifest = find_manifest(store, ref)
-        if manifest is None:
-            raise ArtifactError(f"{ref.name}, which was given to it, is gone")
-        pinned[ref.stage] = manifest
-    return pinned
+def plan_again(run: Run, store: Store, home: Path, *, log: Log) -> Plan:
+    """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one.
+
+    `log` receives that an artifact given with --use is revoked.
+    """
+    given = {name: name for name in run.uses} | {name: ref.prefix for name, ref in uses(run)}
+    request = request_of_run(run, use=tuple(given.values()))
+    return plan_run(request, store, home, log=log, known=run.upstream, will_run=False).plan
 
 
-def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) -> Plan:
-    """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one."""
-    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-    pinned_run = apply_pins(profile.run, run.upstream)
-    return make_plan(pinned_run, store, work, until=run.until, pinned=pinned, profile=run.profile)
-
-
-def find_plan(store: Store, run: Run, work: Path) -> Plan | None:
+def find_plan(store: Store, run: Run, home: Path) -> Plan | None:
     """Return today's plan of a run. None means that it cannot be planned."""
     try:
-        return plan_again(run, store, work, pinned_of(store, run))
+        return plan_again(run, store, home, log=lambda text: None)
     except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
         return None
 

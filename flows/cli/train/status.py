@@ -9,13 +9,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.names import check_stage, open_artifact, open_newest_run
-from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs, start_hint
 from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
-from flows.cli.output import age, print_result, print_unread
+from flows.cli.output import age, print_result, print_unread, print_warning
 from flows.cli.requests import command_of_run
 from flows.cli.train.logs import print_end, print_logs, wait_for_record
-from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
+from flows.cli.train.recorded import plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
 from flows.identity.ref import ArtifactRef, name_in, short
 from flows.plan.dead_runs import end_dead_runs, settle
@@ -60,12 +59,12 @@ def status(
             "logs are of one run" if run is None else "logs are text, not JSON",
             hint="for example: nanochat status tiny --follow",
         )
-    store = place.open_store()
-    end_dead_runs(store, place.home_path)
+    store, home = place.open_store(), place.home_path
+    end_dead_runs(store, home)
     if run is None:
         unread: list[str] = []
         found = latest_runs(store, _SHOWN, unread=unread)
-        runs = [settle(store, place.home_path, each) for each in found]
+        runs = [settle(store, home, each) for each in found]
         print_unread(unread)
         rows = [
             (r.run, r.status, f"{len(r.stages)}/{len(STAGES)} stages", f"started {age(r.started)}")
@@ -73,15 +72,15 @@ def status(
         ]
         table = Table(columns=texts("run", "status", "stages", "started"), rows=rows, head=False)
         lines = [table if rows else start_hint(store)]
-    elif (recorded := _find(store, run, place.home_path, wait=follow)) is not None:
-        runs = [settle(store, place.home_path, recorded)]
+    elif (recorded := _find(store, run, home, wait=follow)) is not None:
+        runs = [settle(store, home, recorded)]
         if is_log:
-            return print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
+            return print_logs(runs[0], stage, store, home, follow=follow, tail=tail)
         lines = list(_describe(runs[0], store, place))
     elif follow:
-        return print_end(place.home_path, run, None)
+        return print_end(home, run, None)
     else:
-        submitted = signs_of_life(store, run, None, place.home_path)
+        submitted = signs_of_life(store, run, None, home)
         runs, lines = [], [f"run {run}: not started by a worker", *submitted]
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
@@ -121,11 +120,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str | Tab
         yield from ("", _all_done(run))
         return
     try:
-        pinned = pinned_of(store, run)
-        for revoked in (find_revoked(store, manifest) for manifest in pinned.values()):
-            if revoked is not None:
-                yield f"  given    {revoked}"
-        planned = plan_again(run, store, place.work, pinned)
+        planned = plan_again(run, store, place.home_path, log=print_warning)
     except (ArtifactError, ConfigError) as error:
         # The plan fails, for example because an artifact was deleted; the record is still known.
         yield from ("", _all_done(run), "")
