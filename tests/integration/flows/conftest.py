@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 
 from tests.support.flows.builder_process import start_builder
-from tests.support.flows.fixtures import built, full_house, house, make_toys, store, terminal, toys
+from tests.support.flows.fixtures import (
+    built,
+    counted,
+    full_house,
+    house,
+    make_toys,
+    store,
+    terminal,
+    toys,
+)
 
-__all__ = ["built", "full_house", "house", "make_toys", "store", "terminal", "toys"]
+__all__ = ["built", "counted", "full_house", "house", "make_toys", "store", "terminal", "toys"]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from infra.placement import Placement
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.flows.house import House, make_house
+from tests.support.flows.shelf import Counting
 from tests.support.flows.terminal import Terminal
 from tests.support.small_job import one_thread
 from tests.support.transcripts import Transcript
@@ -147,6 +148,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "home").mkdir()
     return open_store((tmp_path / "home" / "store").as_uri())
+
+
+@pytest.fixture
+def counted(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """The default store as commands open it, which counts what they ask."""
+    found = Counting(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: found)
+    return found
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What commands say of a run, and record of its end, by what a Prefect server knows."""
 
 import contextlib
-import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,8 +15,8 @@ from flows.leases import run_lock
 from flows.plan.dead_runs import settle
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
-from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
-from tests.support.flows.waiting import wait_until
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.waiting import meanwhile, wait_until
 
 
 @pytest.mark.usefixtures("api_url")
@@ -142,13 +141,9 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp
 
 
 @pytest.mark.usefixtures("api_url")
-def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
-    terminal, store, tmp_path, monkeypatch
-):
+def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(store, counted, monkeypatch):
     for name in ("ASK_SECONDS", "_SECONDS_BETWEEN_CHECKS"):
         monkeypatch.setattr(f"flows.cli.train.logs.{name}", 0.01)
-    counted = Counting(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     shards = put_artifact(store, make_manifest("shards"))
     put_run(store, "tiny-1", shards, status="running", ended=None)
     state = crashed("tiny-1", seconds_ago=9, tags=())
@@ -158,10 +153,8 @@ def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
         wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
         Api.live = [state]
 
-    crashing = threading.Thread(target=crash, daemon=True)
-    crashing.start()
-    assert main(["status", "tiny", "-f"]) == 1
-    crashing.join()
+    with meanwhile(crash):
+        assert main(["status", "tiny", "-f"]) == 1
     found = find_run(store, "tiny-1")
     assert found.status == "interrupted"
 

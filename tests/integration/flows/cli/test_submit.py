@@ -1,6 +1,5 @@
 """`nanochat run --submit` asks a Prefect server for a run, and `status --follow` waits for it."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,9 @@ from flows.run_request import RunRequest
 from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from tests.support.flows.prefect_api import Api
-from tests.support.flows.shelf import Counting, put_run
+from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
-from tests.support.flows.waiting import wait_until
+from tests.support.flows.waiting import meanwhile, wait_until
 
 
 def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, api_url):
@@ -89,25 +88,19 @@ def show(run: str, kind: str, message: str = "") -> None:
     ],
 )
 def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
-    submitted, tmp_path, monkeypatch, capsys, status, message, said
+    submitted, counted, capsys, status, message, said
 ):
-    store = Counting(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
-
     def work() -> None:
-        looks = store.gets
-        wait_until(lambda: looks.count(f"runs/{submitted}.json") >= 5)
-        run = put_run(store, submitted, status="running", ended=None)
-        wait_until(lambda: looks.count(f"runs/{submitted}.json") >= 10)
+        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 5)
+        run = put_run(counted, submitted, status="running", ended=None)
+        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 10)
         if status == "finished":  # a run writes its record before Prefect learns its end
-            write_run(store, replace(run, status=status))
+            write_run(counted, replace(run, status=status))
         show(submitted, "COMPLETED" if status == "finished" else "FAILED", message)
-        write_run(store, replace(run, status=status))
+        write_run(counted, replace(run, status=status))
 
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    assert main(["status", submitted, "--follow"]) == (status != "finished")
-    worker.join()
+    with meanwhile(work):
+        assert main(["status", submitted, "--follow"]) == (status != "finished")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == WAITING
     assert lines[1] == f"{submitted} has logged nothing that this machine can read"

@@ -4,13 +4,15 @@ import contextlib
 import json
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import find_run, write_run
+from flows.artifacts.runs import Run, find_run, write_run
 from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import File, Manifest
@@ -25,7 +27,7 @@ from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from tests.support.flows.claims import claim
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
-from tests.support.flows.waiting import wait_until
+from tests.support.flows.waiting import meanwhile, wait_until
 
 NOON = 1_795_435_200.0  # 12:00 UTC
 STEPS: list[dict[str, Any]] = [
@@ -58,6 +60,12 @@ def with_logs(store: Store, directory: Path, **logs: str) -> Manifest:
         called = name.replace("_", ".")
         files.append(File(path=called, size=len(text), sha256=sha256_of(path), key=key))
     return put_artifact(store, replace(manifest, logs=tuple(files)))
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Following that looks a hundred times a second."""
+    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
 
 
 def test_a_finished_stage_is_read_from_the_store(terminal, store, tmp_path, capsys):
@@ -119,129 +127,104 @@ def test_an_unfinished_stage_is_read_from_this_machine(terminal, store, tmp_path
     assert terminal.follows("tiny", "shards", status="interrupted") == lines
 
 
-def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, monkeypatch):
-    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
-    counted = Counting(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+@pytest.fixture
+def ends(store: Store, counted: Counting) -> Callable[..., AbstractContextManager[None]]:
+    """Ends a run, while the block follows it, once its record was read so often."""
+
+    def end(run: Run, *, reads: int, first: Callable[[], object] = lambda: None):
+        def act() -> None:
+            wait_until(lambda: counted.gets.count(f"runs/{run.run}.json") >= reads)
+            first()
+            write_run(store, replace(run, status="failed"))
+
+        return meanwhile(act)
+
+    return end
+
+
+def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, ends):
     run = put_run(store, "tiny-1", status="running")
     events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
     write_events(events, STEPS[:1])
 
-    def work() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") > 2)
+    def log() -> None:
         write_events(tmp_path / "more", STEPS)
         with events.open("a", encoding="utf-8") as file:
             for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
                 file.write(f"{line}\n")
                 file.flush()
-        write_run(store, replace(run, status="failed"))
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    lines = terminal.follows("tiny")
-    worker.join()
+    with ends(run, reads=3, first=log):
+        lines = terminal.follows("tiny")
     # Each event once, also those that were written right before the end.
     assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in range(5)]
 
 
 def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
-    terminal, store, tmp_path, monkeypatch
+    terminal, store, tmp_path, counted, ends
 ):
-    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
-    counted = Counting(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     write_events(tmp_path / "events", STEPS)
     made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
-    run = put_run(store, "tiny-1", made, status="running")
-
-    def end_after_some_looks() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 10)
-        write_run(store, replace(run, status="failed"))
-
-    ending = threading.Thread(target=end_after_some_looks, daemon=True)
-    ending.start()
-    lines = terminal.follows("tiny", "sft")
-    ending.join()
+    with ends(put_run(store, "tiny-1", made, status="running"), reads=10):
+        lines = terminal.follows("tiny", "sft")
     assert len(lines) == len(STEPS)
     assert counted.gets.count(made.logs[0].key) == 1
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following that looks at once, and at every look, whether a process builds the run."""
+    """Following that asks at every look whether a process builds the run, and believes it."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
     monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_CHECKS", 0.0)
     monkeypatch.setattr("flows.cli.train.logs._MAX_MISSES", 1)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_following_ends_when_no_process_builds_the_run_any_more(store, tmp_path, capsys):
-    put_run(store, "tiny-1", status="running")
+@pytest.mark.parametrize("profile", ["tiny", "removed"])  # which cannot be planned
+def test_following_ends_when_no_process_builds_the_run_any_more(store, tmp_path, capsys, profile):
+    put_run(store, "tiny-1", profile=profile, status="running")
     write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
     assert main(["status", "tiny", "-f"]) == 1
     printed = capsys.readouterr()
-    assert [line.split()[0] for line in printed.out.splitlines()] == ["12:00:00", "12:00:01"]
-    assert printed.err == "no process seen here builds tiny-1; see: nanochat status tiny-1\n"
+    seen = ["12:00:00", "12:00:01"] if profile == "tiny" else []
+    assert [line.split()[0] for line in printed.out.splitlines()] == seen
+    note = "no process seen here builds tiny-1; see: nanochat status tiny-1\n"
+    assert printed.err.startswith(note)
+    assert (printed.err == note) == (profile == "tiny")
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("builds", [True, False])  # else its command waits, for a device perhaps
-def test_following_continues_while_a_silent_run_is_alive(
-    terminal, store, tmp_path, monkeypatch, builds
-):
-    counted = Counting(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
-    work = tmp_path / "home" / "work"
+def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_path, ends, builds):
     run = put_run(store, "tiny-1", status="running")
-    write_events(work_directory(work, REF) / "events.jsonl", STEPS[:1])
-
-    def end_after_some_looks() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
-        write_run(store, replace(run, status="failed"))
-
+    events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
+    write_events(events, STEPS[:1])
     held = try_acquire(store, REF, claim("b")) if builds else None
     command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
-    with held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command:
-        ending = threading.Thread(target=end_after_some_looks, daemon=True)
-        ending.start()
-        lines = terminal.follows("tiny")  # without a note
-        ending.join()
-    assert len(lines) == 1
+    with (
+        held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command,
+        ends(run, reads=5),
+    ):
+        assert len(terminal.follows("tiny")) == 1  # without a note
 
 
 @pytest.mark.usefixtures("impatient")
-def test_following_ends_when_the_command_that_it_waits_for_dies(
-    terminal, store, tmp_path, monkeypatch
-):
-    home = tmp_path / "home"
-    counted = Counting(home / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+def test_following_ends_when_the_command_that_it_waits_for_dies(terminal, store, tmp_path, counted):
     put_run(store, "tiny-1", status="running", ended=None)
-    write_events(work_directory(home / "work", REF) / "events.jsonl", STEPS[:1])
+    write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:1])
     is_waiting = threading.Event()
 
     def wait_and_die() -> None:
         with (
             contextlib.suppress(KeyboardInterrupt),
-            run_lock.hold(home, "tiny-1", store=store.url),
+            run_lock.hold(tmp_path / "home", "tiny-1", store=store.url),
         ):
             is_waiting.set()
             wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
             raise KeyboardInterrupt
 
-    waiting = threading.Thread(target=wait_and_die, daemon=True)
-    waiting.start()
-    assert is_waiting.wait(100)
-    assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
-    waiting.join()
+    with meanwhile(wait_and_die):
+        assert is_waiting.wait(100)
+        assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
     found = find_run(store, "tiny-1")
     assert found.status == "interrupted"
-
-
-@pytest.mark.usefixtures("impatient")
-def test_following_a_dead_run_that_cannot_be_planned_ends_with_one_line(store, capsys):
-    put_run(store, "old-1", name="old", profile="removed", status="running")
-    assert main(["status", "old", "-f"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("no process seen here builds old-1; see: nanochat status old-1\n")
