@@ -6,22 +6,23 @@ import shlex
 import time
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.artifacts.runs import newest_runs
+from flows.artifacts.runs import new_run_id, newest_runs, timestamp
 from flows.cli.options import ProfileName, RunOptions, StoreOptions, check_workers
 from flows.cli.output import password_line, print_error, print_lines, print_warning, screen
 from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
+from flows.overrides import check_name_of
 from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.table import Column, Table, texts
 from flows.render.text import duration
-from flows.run_request import absolute_text
+from flows.run_request import RunRequest, absolute_text
 from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -30,6 +31,8 @@ from nanochat_core.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     from flows.artifacts.cache import Cache
     from flows.render.terminal import Display
+
+DEPLOYMENT = "nanochat/nanochat"
 
 
 def run(
@@ -60,8 +63,6 @@ def run(
     request = read_request(profile, options)
     check_workers(request, is_here=not submit)
     if submit:
-        from flows.cli.train.submit import submit_run
-
         return submit_run(request, options)
     home = options.home_path
     # Before anything is started: it refuses wrong stages and stores that cannot be reached, and the
@@ -110,6 +111,36 @@ def run(
         display.say(f"run {name}: {len(stages) - cached} stages built, {cached} cached, in {took}")
     made = {stage: built.manifest for stage, built in stages.items()}
     print_lines(["", ending(made, store, options.cache, name, place)])
+
+
+def submit_run(request: RunRequest, place: StoreOptions) -> None:
+    """Create a flow run for the request, and print how to follow it."""
+    from infra.prefect import flow_runs
+
+    # The store as it was given: without one the worker takes its own.
+    request = replace(request, store=place.store)
+    # Before the server is asked: a mistake would otherwise fail the run, later and elsewhere.
+    name = check_name_of(request)  # refuses wrong settings too
+    if place.store is not None:
+        # Contacts nothing: a worker may reach a store that this machine cannot.
+        place.open_store()
+    api_url = flow_runs.running_server(place.home_path)
+    run = new_run_id(name, timestamp(time.time()))
+    flow_run = flow_runs.submit(api_url, DEPLOYMENT, _parameters_of(request), name=run)
+    words = StoreOptions(home=place.home, store=place.store).argv
+    print_lines(
+        [
+            f"run      {run}",
+            f"Prefect  {flow_runs.page_of(api_url.removesuffix('/api'), flow_run)}",
+            f"status   {shlex.join(['nanochat', 'status', run, *words])}",
+        ]
+    )
+
+
+def _parameters_of(request: RunRequest) -> dict[str, Any]:
+    """Return the parameters of a flow run: the profile, and what differs from the default."""
+    values = ((item, getattr(request, item.name)) for item in fields(request))
+    return {i.name: value for i, value in values if i.name == "profile" or value != i.default}
 
 
 def is_recorded(store: Store, name: str, planned: Plan) -> bool:

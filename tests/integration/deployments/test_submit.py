@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from flows.cli.app import main
-from flows.cli.train.submit import DEPLOYMENT
+from flows.cli.train.run import DEPLOYMENT
 from flows.identity.ref import name_in
 from infra.prefect.flow_runs import submit
 from infra.prefect.server import Server

@@ -55,7 +55,7 @@ def test_a_request_that_is_refused_is_one_line(terminal, api_url, monkeypatch, t
     terminal.refuses("run --submit tiny --set sede=7")
     Api.refuses = "Validation failed for field 'depth'.\nFailure reason: too deep"
     terminal.refuses("run --submit tiny")
-    monkeypatch.setattr("flows.cli.train.submit.DEPLOYMENT", "nanochat/other")
+    monkeypatch.setattr("flows.cli.train.run.DEPLOYMENT", "nanochat/other")
     terminal.refuses("run --submit tiny")
     monkeypatch.delenv("PREFECT_API_URL")
     terminal.refuses("run --submit tiny")
@@ -204,7 +204,7 @@ NAMED = "/api/deployments/name/"
 @pytest.mark.usefixtures("api_url")
 def test_a_refusal_has_the_hint_for_its_cause(terminal, api_url, transcript, monkeypatch):
     transcript.replace(api_url, "API")
-    monkeypatch.setattr("flows.cli.train.submit.new_run_id", lambda name, when: f"{name}-1")
+    monkeypatch.setattr("flows.cli.train.run.new_run_id", lambda name, when: f"{name}-1")
     faults = [(CREATE, 401), (CREATE, 400), (CREATE, 422), (NAMED, 401), (NAMED, 200), (NAMED, 502)]
     for fault in faults:
         Api.faults = [fault] * 3  # of each try
