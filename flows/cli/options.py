@@ -119,7 +119,6 @@ ArtifactName: TypeAlias = Annotated[
         name="REF", help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model."
     ),
 ]
-StageName: TypeAlias = Annotated[str, Parameter(help="A stage, as `nanochat plan` lists it.")]
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(
@@ -187,11 +186,6 @@ class StoreOptions:
     def store_url(self) -> str:
         """The store's URL."""
         return self.store or default_store(self.home_path)
-
-    @property
-    def work(self) -> Path:
-        """Work directories of jobs."""
-        return self.home_path / "work"
 
     @property
     def cache(self) -> "Cache":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.table import Table
-from flows.render.text import ago, duration, escaped, one_line, size, visible
+from flows.render.text import ago, duration, one_line, size, visible
 from infra.polling import SLOW_SECONDS
 from infra.storage.base import OnBytes, ignore_bytes
 
@@ -81,11 +81,6 @@ def print_lines(items: Iterable[str | Table]) -> None:
 def print_line(text: str, tone: str = "") -> None:
     """Print a text as `print_lines` does, in the colour of a tone."""
     _write(sys.stdout, _paint(one_line(text), tone))
-
-
-def print_text(text: str) -> None:
-    """Print lines unchanged, but for control characters that could move the cursor."""
-    sys.stdout.write(escaped(text))
 
 
 def print_note(text: str) -> None:

@@ -19,7 +19,6 @@ from flows.cli.options import (
     Positive,
     ProfileName,
     SetFlag,
-    StageName,
     UseFlag,
     check_gpus,
 )
@@ -36,7 +35,7 @@ from flows.plan.prove import prove as prove_offer
 
 def accept(
     profile: ProfileName,
-    stage: StageName,
+    stage: str,
     /,
     *,
     why: str,
@@ -54,6 +53,7 @@ def accept(
     is recorded with the artifact.
 
     Args:
+        stage: A stage, as `nanochat plan` lists it.
         why: Why the change decides nothing, in a line; it is recorded.
         origin: The artifact to adopt (sft/1a2b3c, sft@tiny). Default: the latest that fits.
         prove: First run old code and HEAD, and refuse unless they agree to the bit.

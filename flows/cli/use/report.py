@@ -1,5 +1,6 @@
 """`nanochat report`: fetch the report card of a profile's latest run."""
 
+import sys
 import webbrowser
 from typing import Annotated
 
@@ -8,7 +9,8 @@ from cyclopts import Parameter
 from flows.artifacts.cache import fetch
 from flows.artifacts.names import open_usable
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_line, print_text, print_warning
+from flows.cli.output import print_line, print_warning
+from flows.render.text import escaped
 from flows.stages import REPORT
 
 
@@ -32,7 +34,7 @@ def report(
     manifest = open_usable(store, f"{REPORT.name}@{profile}", warn=print_warning)
     files = fetch(store, manifest, place.cache) / "files"
     if markdown:
-        print_text((files / "report.md").read_text(encoding="utf-8"))
+        sys.stdout.write(escaped((files / "report.md").read_text(encoding="utf-8")))
         return
     page = files / "report.html"
     print_line(str(page))
