@@ -48,7 +48,12 @@ def query_store(
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
             return read(connection.sql(statements[0])), problems
         except duckdb.Error as error:
-            raise _mistake(error) from error
+            # Without the statement, which DuckDB repeats with a mark.
+            message = " ".join(str(error).partition("\nLINE ")[0].split())[:_MAX_MESSAGE]
+            raise ConfigError(
+                f"the query cannot be answered: {message}",
+                hint="`nanochat sql` without a query lists the views and their columns",
+            ) from error
 
 
 def columns_in(store: Store) -> tuple[dict[str, list[str]], list[str]]:
@@ -97,21 +102,3 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, table: Any) -> None:
     connection.register("rows", table)
     connection.execute(f"CREATE TABLE {name} AS SELECT {typed} FROM rows")
     connection.unregister("rows")
-
-
-def _mistake(error: duckdb.Error) -> ConfigError:
-    """Return DuckDB's error as a ConfigError in one line, with its suggestion for a wrong name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # DuckDB also suggests tables of its own, such as pg_settings, which lead nowhere here.
-    suggestions = [
-        line
-        for line in lines[1:]
-        if line.startswith("Candidate")
-        or (line.startswith("Did you mean") and any(name in line for name in VIEWS))
-    ]
-    first = re.sub(r"^(\w+ )+Error: ", "", lines[0])
-    message = " ".join([first[:1].lower() + first[1:], *suggestions[:1]])[:_MAX_MESSAGE]
-    return ConfigError(
-        f"the query cannot be answered: {message}",
-        hint="`nanochat sql` without a query lists the views and their columns",
-    )
