@@ -118,9 +118,6 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
     model, profile, overrides = request.model, request.profile, request.overrides
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
-    if manifest.architecture is not None:
-        return _foreign_suite(request, store, manifest)
-    stage = EVALUATORS[manifest.stage]
     # The run that the model is found in: its settings and data evaluate it.
     is_whole = "@" in model or "/" in model
     run = open_run(store, model if is_whole else f"{manifest.stage}@{model}")
@@ -129,17 +126,17 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
             f"{model} was imported, so it has no run with the settings of an evaluation",
             hint="use the evaluation of a profile: --profile NAME",
         )
+    if manifest.architecture is not None:
+        return _foreign_suite(request, store, manifest)
+    stage = EVALUATORS[manifest.stage]
     _check_overrides(stage.config, overrides)
     pinned = _pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides)
-    settings: dict[str, Any] = {
-        **shared(RunRequest, request),
-        "profile": profile or run.profile,
-        # The run's depth and overrides are settings of its own profile, not of another one.
-        "depth": None if profile else run.depth,
-        "overrides": (*(() if profile else run.overrides), *overrides),
-    }
     found = RunRequest(
-        **settings,
+        **shared(BuildParameters, request),
+        profile=profile or run.profile,
+        # The run's depth and overrides are settings of its own profile, not of another one.
+        depth=None if profile else run.depth,
+        overrides=(*(() if profile else run.overrides), *overrides),
         use=tuple(item.ref.prefix for item in pinned),
         until=stage.name,
         run_name=history_name(model),
@@ -154,13 +151,10 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
     Its stages have the names of ours and another entry, so `compare` shows its scores next to ours.
     """
     profile, name = request.profile, request.model
-    if profile is None or request.pool is not None:
+    if request.pool is not None:
         raise ConfigError(
-            f"{name} is a model of transformers: "
-            + ("it has no questions of its own" if profile is None else "no pool evaluates it"),
-            hint="name a profile whose questions it gets: --profile d12"
-            if profile is None
-            else "leave --pool out: this machine evaluates it",
+            f"{name} is a model of transformers: no pool evaluates it",
+            hint="leave --pool out: this machine evaluates it",
         )
     # Now and not in its job, after questions were downloaded for minutes.
     if importlib.util.find_spec("transformers") is None:

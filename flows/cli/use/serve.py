@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Group, Parameter
 
@@ -22,36 +21,25 @@ _RULES = Group("Access and limits", sort_key=1)
 @Parameter(name="*", group=_RULES)
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Access rules and limits of a server."""
+    """Access rules and limits of a server.
 
-    key_file: Annotated[
-        Path | None,
-        Parameter(help="File with API keys, one a line, of which every request must have one."),
-    ] = None
-    trusted_host: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="A name that this server goes by; may be repeated.",
-        ),
-    ] = ()
-    allow_origin: Annotated[
-        tuple[str, ...],
-        Parameter(help="A web site whose pages may ask; may be repeated."),
-    ] = ()
-    max_waiting: Annotated[int, Parameter(help="Answers that may wait for each worker.")] = (
-        ServerConfig.max_waiting
-    )
-    max_seconds: Annotated[float, Parameter(help="For one answer, its wait included.")] = (
-        ServerConfig.max_seconds
-    )
-    overflow: Annotated[
-        Overflow,
-        Parameter(help="A conversation longer than the context loses its oldest turns, or is 400."),
-    ] = ServerConfig.overflow
-    log: Annotated[
-        Log,
-        Parameter(help="What is written to stderr of each request."),
-    ] = ServerConfig.log
+    Attributes:
+        key_file: File with API keys, one a line, of which every request must have one.
+        trusted_host: A name that this server goes by; may be repeated.
+        allow_origin: A web site whose pages may ask; may be repeated.
+        max_waiting: Answers that may wait for each worker.
+        max_seconds: For one answer, its wait included.
+        overflow: A conversation longer than the context loses its oldest turns, or is 400.
+        log: What is written to stderr of each request.
+    """
+
+    key_file: Path | None = None
+    trusted_host: tuple[str, ...] = ()
+    allow_origin: tuple[str, ...] = ()
+    max_waiting: int = ServerConfig.max_waiting
+    max_seconds: float = ServerConfig.max_seconds
+    overflow: Overflow = ServerConfig.overflow
+    log: Log = ServerConfig.log
 
 
 def serve(
