@@ -84,14 +84,10 @@ def test_for_programs_there_are_all_of_them(terminal):
 @pytest.mark.usefixtures("runs")
 def test_a_run_that_lacks_a_stage_has_no_numbers_there(store, terminal):
     put_run(store, "three", name="three")
-    [pretrain, base_eval] = terminal.read("compare", "one", "three", "two")["stages"]
-    assert not pretrain["same"]
-    assert base_eval["scores"][0]["of"][1] is None
-    assert base_eval["scores"][0]["of"][2]["delta"]["clear"]
-    assert base_eval["answers"][1] == []
-    stages = terminal.read("compare", "three", "one")["stages"]
-    cells = [cell or {} for stage in stages for score in stage["scores"] for cell in score["of"]]
-    assert not any("delta" in cell for cell in cells)
+    terminal.shows("compare one three two")
+    terminal.shows("compare three one")
+    [_, base_eval] = terminal.read("compare", "one", "three", "two")["stages"]
+    assert (base_eval["scores"][0]["of"][1], base_eval["answers"][1]) == (None, [])
 
 
 def test_that_nothing_was_measured_is_reported(store, terminal):
@@ -138,9 +134,6 @@ def test_answers_to_another_suite_are_not_paired(store, terminal):
     for number, suite in enumerate(("a" * 64, "b" * 64, "a" * 64)):
         ask(store, number, suite=suite)
     terminal.shows("compare r0 r1 r2")
-    [stage] = terminal.read("compare", "r0", "r1", "r2")["stages"]
-    assert [len(tasks) for tasks in stage["answers"]] == [0, 0, 2]
-    assert [bool(reason) for reason in stage["not_paired"]] == [False, True, False]
 
 
 def test_a_question_with_another_text_is_not_the_same_question(store, terminal):
@@ -181,14 +174,9 @@ def test_two_artifacts_differ_in_what_they_are_made_from_and_in_what_they_hold(
 ):
     old, new = pair
     put_run(store, "tiny-1", old)
-    terminal.shows(f"compare {old.name} {new.name}")
-    assert terminal.run("compare", old.name, new.name, "--exit-code")[0] == 3
+    terminal.shows(f"compare {old.name} {new.name} --exit-code", code=3)
     terminal.shows(f"compare sft@tiny-1 {old.name} --exit-code")
-    assert terminal.read("compare", "sft@tiny-1", old.name)["same"] is True
-    [tree] = terminal.read("compare", old.name, new.name)["differences"]
-    assert (tree["old"], tree["new"]) == (old.fingerprint, new.fingerprint)
-    assert tree["changes"][0]["name"] == "sft.num_epochs"
-    assert [change["path"] for change in tree["files"]] == ["extra", "gone", "model"]
+    terminal.shows(f"compare {old.name} {new.name} --json")
 
 
 def test_equal_bytes_and_an_input_that_was_built_twice_are_named(store, terminal):
@@ -221,8 +209,7 @@ def test_two_runs_differ_stage_by_stage(pair, store, terminal):
     put_run(store, "two", shards, pair[1], rl, name="best", overrides=("sft.num_epochs=2",))
     terminal.shows("compare one two")
     tree = terminal.read("compare", "one", "two")
-    states = [(each["stage"], each["state"]) for each in tree["differences"]]
-    assert states == [("tokens", "-"), ("sft", "~"), ("rl", "+")]
+    assert [each["state"] for each in tree["differences"]] == ["-", "~", "+"]
     assert tree["made"][1]["overrides"] == ["sft.num_epochs=2"]
 
 
