@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli.app import main
-from nanochat_core import scaling
-from nanochat_core.config import ModelConfig
 from nanochat_core.model.checkpoint import save_model
-from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.random_gpt import random_gpt
 
 pytestmark = pytest.mark.torch
 
@@ -22,24 +20,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     (tokenizer := directory / "tokenizer").mkdir()
     Tokenizer({bytes([i]): i for i in range(256)}).save(tokenizer)
-    config = ModelConfig(
-        depth=2,
-        width=64,
-        num_heads=4,
-        num_kv_heads=2,
-        sequence_len=128,
-        vocab_size=265,
-        windows=(32, 128),
-    )
-    gpt = GPT(config, scaling.numerics("fp32"))
-    gpt.init_weights(0)
+    gpt = random_gpt(32, 128, width=64, num_heads=4)
     save_model(directory, gpt, tokenizer=tokenizer, optimizer={}, made_by="test")
     return directory
 
 
-def test_a_row_for_each_batch_size_and_the_figures_on_the_last_line(model, capsys, monkeypatch):
+@pytest.fixture(autouse=True)
+def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
-    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.01)
+    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.0)
+
+
+def test_a_row_for_each_batch_size_and_the_figures_on_the_last_line(model, capsys):
     words = ["--batch-sizes", "1", "3", "--tokens", "5", "--prompt-len", "40", "--rounds", "1"]
     assert main(["bench", str(model), *words, "--runner", "torch"]) == 0
     out, err = capsys.readouterr()
@@ -64,9 +56,7 @@ def test_a_row_for_each_batch_size_and_the_figures_on_the_last_line(model, capsy
         assert speed["bandwidth_share"] == pytest.approx(share)
 
 
-def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
-    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.0)
+def test_random_weights_of_a_depth_need_no_model(capsys, tmp_path):
     words = ["--depth", "1", "--batch-sizes", "2", "--tokens", "2", "--rounds", "1"]
     assert main(["bench", *words, "--home", str(tmp_path)]) == 0
     tree = json.loads(capsys.readouterr().out.strip().splitlines()[-1])

@@ -12,8 +12,7 @@ import pytest
 from flows.artifacts.names import open_model
 from flows.cli.app import main
 from flows.cli.options import StoreOptions
-from flows.cli.use.serve import Limits, newer_model
-from nanochat_core.server.config import ServerConfig
+from flows.cli.use.serve import newer_model
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -50,39 +49,25 @@ def test_a_model_is_pulled_from_the_store_and_answers(where, model):
             server.kill()
 
 
-def test_a_newer_model_is_found(where, tmp_path):
-    (files := tmp_path / "files").mkdir()
-    (files / "data").write_text("one")
-    store = where.open_store()
-    put_run(store, "tiny-1", publish_directory(store, "sft", files))
-    directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
-    find = newer_model(where, "sft@tiny", "tiny")
-    assert find() == directory
-    (files / "data").write_text("other")
-    put_run(store, "tiny-2", publish_directory(store, "sft", files), started="2026-11-21T07:00:00Z")
-    newer = find()
-    assert newer != directory
-    assert (newer / "data").read_text() == "other"
-    assert find() == newer
-
-
-def test_another_stage_of_the_name_is_not_what_was_asked_for(where, tmp_path):
+def test_a_newer_model_of_the_same_stage_is_found(where, tmp_path):
     (files := tmp_path / "files").mkdir()
     (files / "data").write_text("one")
     store = where.open_store()
     model = publish_directory(store, "sft", files)
     put_run(store, "tiny-1", model)
     directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
+    find = newer_model(where, "sft@tiny", "tiny")
     rl = put_artifact(store, make_manifest("rl", inputs={"sft": model}))
     put_run(store, "tiny-2", model, rl, started="2026-11-21T07:00:00Z")
-    assert newer_model(where, "sft@tiny", "tiny")() == directory
+    assert find() == directory
+    (files / "data").write_text("other")
+    put_run(store, "tiny-3", publish_directory(store, "sft", files), started="2026-11-21T08:00:00Z")
+    newer = find()
+    assert newer != directory
+    assert (newer / "data").read_text() == "other"
+    assert find() == newer
 
 
 def test_a_directory_has_no_newer_one(tmp_path, capsys):
     assert main(["serve", str(tmp_path), "--reload-on", "main"]) != 0
     assert "is a directory, which nothing replaces" in capsys.readouterr().err
-
-
-def test_the_command_has_the_defaults_of_the_rules():
-    for name in ("max_waiting", "max_seconds", "overflow", "log"):
-        assert getattr(Limits(), name) == getattr(ServerConfig(), name)
