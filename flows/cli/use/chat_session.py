@@ -118,14 +118,11 @@ class ChatSession:
             turn.append(self._tokenizer.special("<|assistant_end|>"))
 
     def _question(self, text: str) -> list[int]:
-        special = self._tokenizer.special
-        return [
-            special("<|user_start|>"),
-            # Input may hold bytes that are not UTF-8: half a letter, another encoding.
-            *self._tokenizer.encode(text.encode("utf-8", "replace").decode()),
-            special("<|user_end|>"),
-            special("<|assistant_start|>"),
-        ]
+        from nanochat_core.tokenizer.chat import render_for_completion
+
+        # Input may hold bytes that are not UTF-8: half a letter, another encoding.
+        message = {"role": "user", "content": text.encode("utf-8", "replace").decode()}
+        return render_for_completion(self._tokenizer, {"messages": [message]})[1:]  # without BOS
 
     def _prompt(self) -> list[int]:
         """Return the prompt. Drops old turns until a quarter of the context is free."""
