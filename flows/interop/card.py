@@ -40,7 +40,7 @@ class ModelCard:
 
 
 def model_card(
-    store: Store | None,
+    store: Store,
     manifest: Manifest | None,
     *,
     name: str,
@@ -53,15 +53,14 @@ def model_card(
     Without a manifest the model is a directory of unknown origin. `is_own_code` says that
     transformers needs the code that an export brings along.
     """
-    title = name.replace("\n", " ")  # a line break would end the heading
     kind = "chat" if manifest is None else stage_named(manifest.stage).model
-    scores = _scores(store, manifest) if store and manifest else {}
+    scores = _scores(store, manifest) if manifest else {}
     lines = [
         "---",
-        *_metadata(title, manifest, scores, form=form, era=era).splitlines(),
+        *_metadata(name, manifest, scores, form=form, era=era).splitlines(),
         "---",
         "",
-        f"# {title}",
+        f"# {name}",
         "",
         f"A nanochat-style {kind} model, trained by nanochat-flows.",
         "",
@@ -82,8 +81,7 @@ def model_card(
             lines.append(f"| {metric} | {number(score.value)} | {score.interval} |")
         lines.append("")
     if manifest is not None:
-        lines += _facts(manifest)
-        lines += _report(store, manifest) if store is not None else []
+        lines += [*_facts(manifest), *_report(store, manifest)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -134,7 +132,7 @@ def _published(index: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _metadata(
-    title: str,
+    name: str,
     manifest: Manifest | None,
     scores: Mapping[str, Score],
     *,
@@ -150,7 +148,7 @@ def _metadata(
         library_name="transformers" if form == "hf" else "nanochat-flows",
         pipeline_tag="text-generation",
         tags=["nanochat", "nanochat-flows"],
-        model_name=title,
+        model_name=name,
         eval_results=[
             EvalResult(
                 task_type="text-generation",

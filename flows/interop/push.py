@@ -1,11 +1,11 @@
 """Copy artifacts from one store to another: verified while read, manifests last.
 
 Objects that the target has in the right size are not sent again, so an interrupted push resumes.
-Files go first, then the manifest, byte for byte the same, by put-if-absent, then the run's record
-and the tag: a reader of the target finds a complete artifact or none.
+Files go first, then manifests, byte for byte the same, by put-if-absent, then the runs' records
+and the tags: a reader of the target finds a complete artifact or none.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -96,7 +96,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
             name = reference.partition("@")[2] or reference
             if "/" not in reference and find_tag(source, name) == run.run:
                 tags[name] = run.run
-    made_from = _find_made_from(source, manifests.values())
+    made_from = ancestors_revoked(source, *manifests.values())
     order = in_order(manifest.stage for manifest in manifests.values())
     return Chosen(
         manifests=tuple(sorted(manifests.values(), key=lambda m: order.index(m.stage))),
@@ -124,6 +124,18 @@ def push(
     hard links where the source is a directory on the same disk. Raises StoreError, and
     ArtifactError with the file's name if the source's own bytes are damaged or gone.
     """
+
+    def send(item: Item, on_bytes: OnBytes) -> None:
+        manifest, file = item
+        path, hint = scratch / scratch_name(file), repair_of(source, manifest)
+        # Progress counts uploaded bytes only. The callback is called with 0 here because it is also
+        # where a transfer is cancelled.
+        fetch_file(
+            source, file, path, of=manifest.name, hint=hint, on_bytes=lambda count: on_bytes(0)
+        )
+        target.upload(file.key, path, on_bytes=on_bytes)
+        path.unlink()
+
     target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
     # yet, and those that are there already.
@@ -135,11 +147,11 @@ def push(
         for revoked in chosen.revoked:
             _put_revocation(source, target, revoked)
         with watch(lacking.size) as on_bytes:
-            for manifest in lacking.manifests:
-                _send_files(source, target, manifest, lacking, scratch, on_bytes)
-                published = commit(target, manifest)
-                adopted += [published.manifest] if published.adopted else []
-                _put_redo(source, target, manifest)
+            transfer_each(send, lacking.items, on_bytes=on_bytes)
+        for manifest in lacking.manifests:
+            published = commit(target, manifest)
+            adopted += [published.manifest] if published.adopted else []
+            _put_redo(source, target, manifest)
         # Records and tags come last: they must not name artifacts that the target lacks.
         moved: dict[str, str] = {}
         for run in chosen.runs:
@@ -211,43 +223,11 @@ def _artifacts_of(
     return found
 
 
-def _find_made_from(source: Store, manifests: Collection[Manifest]) -> tuple[Revoked, ...]:
-    """Return the revoked artifacts upstream of any of these, each once."""
-    inputs = {ref for m in manifests for ref in m.input_refs}
-    # The search goes upstream, so those that are inputs of others are covered by these.
-    ends = [m for m in manifests if m.ref not in inputs]
-    return ancestors_revoked(source, *ends)
-
-
 def _refs(manifests: Iterable[Manifest]) -> list[ArtifactRef]:
     """Return these artifacts, and those under whose prefixes their files lie."""
     # Files may lie under an older artifact: accepted, or shared because the contents are equal.
     files = [file for m in manifests for file in (*m.files, *m.logs)]
     return sorted({m.ref for m in manifests} | {ArtifactRef.parse(file.key) for file in files})
-
-
-def _send_files(
-    source: Store,
-    target: Store,
-    manifest: Manifest,
-    lacking: Pushed,
-    scratch: Path,
-    on_bytes: OnBytes,
-) -> None:
-    """Copy the objects that the target lacks of an artifact."""
-
-    def send(file: File, on_bytes: OnBytes) -> None:
-        path, hint = scratch / scratch_name(file), repair_of(source, manifest)
-        # Progress counts uploaded bytes only. The callback is called with 0 here because it is also
-        # where a transfer is cancelled.
-        fetch_file(
-            source, file, path, of=manifest.name, hint=hint, on_bytes=lambda count: on_bytes(0)
-        )
-        target.upload(file.key, path, on_bytes=on_bytes)
-        path.unlink()
-
-    files = [file for owner, file in lacking.items if owner is manifest]
-    transfer_each(send, files, on_bytes=on_bytes)
 
 
 def _put_revocation(source: Store, target: Store, revoked: Revoked) -> None:
