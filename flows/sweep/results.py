@@ -246,21 +246,17 @@ def seeds_allowed(
         missing = size - len(known)
         size = math.ceil(size / reduction)
         whole = [point for mean, point in known if mean < FAILED]
-        for rank, point in enumerate(whole):
-            if rank + missing < size:  # even if all missing ones are better
-                allowed[point] += 1
+        for point in whole[: max(size - missing, 0)]:  # even if all missing ones are better
+            allowed[point] += 1
         if not missing:
             size = min(size, len(whole))
     return allowed
 
 
 def mean_to(values: Mapping[int, float], rung: int) -> float | None:
-    """Return the mean over the seeds 0 to `rung`; FAILED if one failed, None if one is missing."""
-    first = [values.get(seed) for seed in range(rung + 1)]
-    if FAILED in first:
-        return FAILED  # the seeds after it are not needed
-    known = [value for value in first if value is not None]
-    return math.fsum(known) / len(first) if len(known) == len(first) else None
+    """Return the mean over the seeds 0 to `rung`, FAILED if one failed; None if one is missing."""
+    known = [values[seed] for seed in range(rung + 1) if seed in values]
+    return math.fsum(known) / len(known) if len(known) > rung else None
 
 
 def _row(sweep: Sweep, each: PointResult, *, has_core: bool) -> tuple[str, ...]:
