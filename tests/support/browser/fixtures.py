@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
@@ -237,10 +238,7 @@ def page(chromium: Chromium, server: ScriptedServer, complaints: Complaints) -> 
 
 @pytest.fixture
 def open_file(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
-    """Opens a page from the disk: `open_file(path, viewport=..., color_scheme=...)`.
-
-    Whatever is on its console is a complaint, and whatever it asks for beside itself.
-    """
+    """Opens a page from the disk: `open_file(path, viewport=..., color_scheme=...)`."""
     contexts: list[BrowserContext] = []
 
     def open_it(path: Path, **options: object) -> Page:
@@ -248,16 +246,7 @@ def open_file(browser: Browser, complaints: Complaints) -> Iterator[Callable[...
         contexts.append(context)
         context.add_init_script(WATCH)
         page = context.new_page()
-        page.on("pageerror", lambda error: complaints.hear(f"exception: {error}"))
-        page.on("console", lambda message: complaints.hear(message.text))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url == path.as_uri()
-                else complaints.hear(f"asked for {request.url}")
-            ),
-        )
+        watch(page, SimpleNamespace(url=path.as_uri()), complaints)
         page.goto(path.as_uri())
         page.wait_for_load_state("networkidle")
         return page
