@@ -46,7 +46,7 @@ def _converse(context: BrowserContext, server: ScriptedServer, texts: list[str])
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     complaints = Complaints()
-    watch(page, server, complaints)
+    watch(page, server.url, complaints)
     loaded: list[str] = []  # the addresses of documents
     page.on("request", lambda r: loaded.append(r.url) if r.is_navigation_request() else None)
     page.goto(server.url)

@@ -25,7 +25,7 @@ def keyed() -> Iterator[Live]:
 
 @pytest.fixture
 def page(chromium: Chromium, live: Live, complaints: Complaints) -> Iterator[Page]:
-    with chromium.visit(live, complaints) as page:
+    with chromium.visit(live.url, complaints) as page:
         yield page
 
 

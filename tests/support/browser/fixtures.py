@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Protocol
 
 import pytest
 from playwright.sync_api import (
@@ -24,13 +22,6 @@ from playwright.sync_api import (
 
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
 from tests.support.browser.scripted_server import STATS, RunningServer, ScriptedServer
-
-
-class HasUrl(Protocol):
-    """A server that is reached."""
-
-    @property
-    def url(self) -> str: ...
 
 
 class Complaints:
@@ -113,11 +104,11 @@ class Chromium:
             asyncio._set_running_loop(None)
 
     @contextlib.contextmanager
-    def visit(self, server: HasUrl, complaints: Complaints) -> Iterator[Page]:
+    def visit(self, url: str, complaints: Complaints) -> Iterator[Page]:
         """The page, on a server, with nothing left of the test before; complaints fail the test."""
         page = self._page
-        listeners = watch(page, server, complaints)
-        page.goto(f"{server.url}/#fresh")
+        listeners = watch(page, url, complaints)
+        page.goto(f"{url}/#fresh")
         yield page
         for other in page.context.pages:
             if other is not page:
@@ -194,7 +185,7 @@ def open_page(
         context.set_default_timeout(PATIENCE)
         context.add_init_script(WATCH)
         page = context.new_page()
-        watch(page, server, complaints)
+        watch(page, server.url, complaints)
         page.goto(server.url)
         # What it sends depends on what the server said of itself; a person is slower than that.
         expect(page.locator("#model")).to_have_text(STATS["model"])
@@ -206,7 +197,7 @@ def open_page(
     assert complaints.unexpected == []
 
 
-def watch(page: Page, server: HasUrl, complaints: Complaints) -> dict[str, Callable[..., None]]:
+def watch(page: Page, url: str, complaints: Complaints) -> dict[str, Callable[..., None]]:
     """Write down what the browser complains about, and requests to elsewhere; the listeners."""
 
     def hear_console(message: ConsoleMessage) -> None:
@@ -214,7 +205,7 @@ def watch(page: Page, server: HasUrl, complaints: Complaints) -> dict[str, Calla
             complaints.hear(message.text)
 
     def hear_request(request: Request) -> None:
-        if not request.url.startswith((server.url, "data:")):
+        if not request.url.startswith((url, "data:")):
             complaints.hear(f"asked for {request.url}")
 
     listeners: dict[str, Callable[..., None]] = {
@@ -230,7 +221,7 @@ def watch(page: Page, server: HasUrl, complaints: Complaints) -> dict[str, Calla
 @pytest.fixture
 def page(chromium: Chromium, server: ScriptedServer, complaints: Complaints) -> Iterator[Page]:
     """The page in a window of a desktop."""
-    with chromium.visit(server, complaints) as page:
+    with chromium.visit(server.url, complaints) as page:
         # What it sends depends on what the server said of itself; a person is slower than that.
         expect(page.locator("#model")).to_have_text(STATS["model"])
         yield page
@@ -246,7 +237,7 @@ def open_file(browser: Browser, complaints: Complaints) -> Iterator[Callable[...
         contexts.append(context)
         context.add_init_script(WATCH)
         page = context.new_page()
-        watch(page, SimpleNamespace(url=path.as_uri()), complaints)
+        watch(page, path.as_uri(), complaints)
         page.goto(path.as_uri())
         page.wait_for_load_state("networkidle")
         return page
