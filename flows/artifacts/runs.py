@@ -15,14 +15,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from flows.identity.record_types import Digest, Name, Time, find_record
-from flows.identity.records import encode_record, repair_hint
+from flows.identity.records import encode_record, repair_hint, shorten
 from flows.identity.ref import ArtifactRef, stamp
 from flows.run_request import shared
 from infra.parallel import in_parallel
@@ -34,7 +34,6 @@ TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _LISTED = re.compile(r"names/([^/]+)/([0-9a-z]+-([^/]+))")
-_MAX_SHOWN = 60  # characters of a name that is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +84,7 @@ def new_run_id(name: str, started: str) -> str:
     return f"{name}-{stamp(started)}-{uuid.uuid4().hex[:4]}"
 
 
-def new_run(
-    run: str,
-    name: str,
-    *requests: Any,
-    upstream: dict[str, str],
-    uses: Sequence[str] = (),
-    **parameters: Any,
-) -> Run:
+def new_run(run: str, name: str, *requests: Any, **parameters: Any) -> Run:
     """Return the record of a run that starts now.
 
     It has the parameters of the requests that are recorded; single `parameters` replace them.
@@ -100,8 +92,6 @@ def new_run(
     return Run(
         run=run,
         name=name,
-        upstream=upstream,
-        uses=tuple(uses),
         status="running",
         started=timestamp(time.time()),
         ended=None,
@@ -112,13 +102,14 @@ def new_run(
 
 def check_name(name: str) -> str:
     """Return `name` if it can name a run or a tag. Raises ConfigError."""
+    refusal = f"{shorten(name)} cannot be the name of a run or a tag"
     try:
         check_key(name)
     except StoreError as error:
-        raise ConfigError(_no_name(name), hint=error.hint) from error
+        raise ConfigError(refusal, hint=error.hint) from error
     # The longest segment of a key with it: the entry of one of its runs.
     if "/" in name or len(f"20261121t055338z-{name}-20261121t055338z-0123") > MAX_SEGMENT:
-        raise ConfigError(_no_name(name), hint="a name is one short word, like tiny or main")
+        raise ConfigError(refusal, hint="a name is one short word, like tiny or main")
     return name
 
 
@@ -270,11 +261,6 @@ def find_whole_run(store: Store, run: str, unread: list[str] | None = None) -> R
         if unread is not None:
             unread.append(str(error))
         return None
-
-
-def _no_name(name: str) -> str:
-    shown = name if len(name) <= _MAX_SHOWN else f"{name[: _MAX_SHOWN - 3]}..."
-    return f"{shown!a} cannot be the name of a run or a tag"
 
 
 class RunRecord:

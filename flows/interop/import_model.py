@@ -146,7 +146,7 @@ def import_model(
                 for made, identity in identities.items()
             }
             fingerprints = {made: part.manifest.fingerprint for made, part in parts.items()}
-            record = new_run(run, name, upstream={}, profile=IMPORTED, depth=None)
+            record = new_run(run, name, profile=IMPORTED, depth=None)
             record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
     made = parts[stage]

@@ -85,7 +85,7 @@ def run(
         name,
         request,
         upstream=planned.pins,
-        uses=request.use if uses is None else uses,
+        uses=tuple(request.use if uses is None else uses),
     )
     stages = [item.stage for item in planned.plan.stages]
     return run_pipeline(

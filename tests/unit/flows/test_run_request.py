@@ -74,7 +74,7 @@ def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for():
     asked: dict[str, Any] = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
     asked |= {"place": ("threads=1",), "until": "sft"}
     request = RunRequest(**asked)
-    run = new_run("mine-1", "mine", request, upstream={})
+    run = new_run("mine-1", "mine", request)
     assert shared(Run, request) == asked
     del asked["until"]
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}

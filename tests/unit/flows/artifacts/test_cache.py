@@ -102,13 +102,3 @@ def test_an_interrupted_fetch_is_resumed(store, cache, tmp_path, monkeypatch):
         file.key for file in (*manifest.files, *manifest.logs)
     )
     assert names(directory / "files") == ["rows.json", "sub", "train.rows"]
-
-
-def test_a_fetched_file_is_not_the_stores_own_to_write(store, cache, manifest):
-    path = fetch(store, manifest, cache) / "files" / "train.rows"
-    if os.geteuid() == 0:  # nothing stops root from writing, so root's copy is its own
-        path.write_bytes(b"scribble")
-        assert store.get(manifest.files[2].key) == b"123456"
-    else:
-        with pytest.raises(PermissionError):
-            path.write_bytes(b"scribble")

@@ -9,7 +9,6 @@ from flows.artifacts.names import (
     find_directory,
     open_artifact,
     open_model,
-    open_newest_run,
     open_run,
     open_usable,
     suggest,
@@ -47,25 +46,6 @@ def refuses(store, transcript):
 
 
 # STAGE@NAME.
-
-
-@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
-def test_an_unfinished_run_takes_no_name_from_a_finished_one(store, refuses, status):
-    good, partial = put(store, "sft", 1), put(store, "sft", 2)
-    further, report = put(store, "rl", 2), put(store, "report", 2)
-    first = put_run(store, "tiny-1-a", good)
-    last = put_run(store, "tiny-2-a", partial, further, report, status=status)
-    assert open_artifact(store, "sft@tiny") == good
-    assert open_artifact(store, "tiny") == good
-    assert open_run(store, "tiny") == first
-    assert open_newest_run(store, "tiny") == last
-    assert open_newest_run(store, "tiny-1-a") == first
-    refuses("report@tiny")
-    assert open_artifact(store, "report@tiny-2-a") == report
-    store.delete("runs/tiny-1-a.json")
-    assert open_artifact(store, "sft@tiny") == partial
-    assert open_artifact(store, "tiny") == further
-    assert open_run(store, "tiny") == last
 
 
 @pytest.mark.parametrize("name", ["tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a"])

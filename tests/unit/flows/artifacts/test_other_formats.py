@@ -9,7 +9,7 @@ import pytest
 
 from flows.artifacts import checkpoint_records, revocations, runs
 from flows.artifacts.publish import find_manifest
-from flows.identity import manifest, redo
+from flows.identity import manifest
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
@@ -17,7 +17,6 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
 from nanochat_core.runtime.process_start import ProcessRef, this_process
-from tests.support.flows.shelf import make_manifest, put_run
 
 FINGERPRINT = "c6644c34043bc6eb21664656a83a895c5557d55eac6aea15fbc6538a7c29a1e4"
 FORMATS = {  # of the kinds of records, by key
@@ -67,16 +66,6 @@ def test_a_record_of_another_format_is_refused_by_its_number(store, key, change,
     assert "\n" not in str(caught.value)
     assert hint in (caught.value.hint or "")
     assert "delete" not in (caught.value.hint or "")
-
-
-def test_what_the_version_before_cannot_read_has_another_number(tmp_path):
-    store = LocalStore(tmp_path)
-    put_run(store, "tiny-2")
-    records = [make_manifest("eval").to_json(), store.get("runs/tiny-2.json")]
-
-    assert [json.loads(data)["format"] for data in records] == [4, 6]
-    assert (checkpoint_records.FORMAT, lease.FORMAT) == (3, 3)
-    assert (revocations.FORMAT, redo.FORMAT) == (3, 1)
 
 
 def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path):

@@ -174,17 +174,6 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store, tmp_path):
     assert store.names(PINS) == set()
 
 
-def test_a_publication_that_fails_leaves_no_pin(store, tmp_path):
-    publish_shards(store, tmp_path, 1)
-
-    def check_lease() -> None:
-        raise ArtifactError("lost")
-
-    with pytest.raises(ArtifactError, match="lost"):
-        publish_shards(store, tmp_path, 2, check_lease=check_lease)
-    assert store.names(PINS) == set()
-
-
 def test_garbage_that_is_shared_again_just_before_it_goes_stays(store, tmp_path):
     old = publish_shards(store, tmp_path, 2)
     store.now += 100 * DAY

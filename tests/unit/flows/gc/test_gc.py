@@ -3,7 +3,7 @@
 import pytest
 
 from flows.artifacts.names import open_artifact
-from flows.artifacts.pins import PINS, SWEEP, pin
+from flows.artifacts.pins import PINS, pin
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, runs_called
 from flows.gc.collect import MARK
@@ -181,18 +181,6 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
     store.now += 31 * DAY
     gc_until_clean(store)
     assert f"{place(wrong)}/revoked.json" not in store.names()
-
-
-def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store):
-    manifest = make(store)
-    revoke(store, manifest, why="wrong", who="me", when="now")
-    acquire(store, manifest).release()
-    put_run(store, "tiny-1", manifest, status="failed")
-    store.now += 31 * DAY
-    for _ in range(5):
-        gc(store)
-        store.now += DAY
-    assert store.names() == {MARK, "/".join((*SWEEP, "lease.json"))}
 
 
 def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_died(store):
