@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from flows.artifacts.publish import find_manifest
 from flows.identity.fingerprint import Code
@@ -16,56 +15,28 @@ from tests.support.flows.repository import commit_all, copy_packages
 TINY = open_profile("tiny").run
 
 
-class Checkout:
-    """A copy of this repository's code with git, and a home: commands run as processes."""
-
-    def __init__(self, directory: Path) -> None:
-        self.root = copy_packages(directory / "repository")
-        self.home = directory / "home"
-        self.home.mkdir()
-
-    def run(self, *words: str) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "flows.cli.app",
-                *words,
-                "--home",
-                str(self.home),
-                "--gpus",
-                "0",
-            ],
-            env=os.environ | {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr
-
-    def edit(self, module: str, old: str, new: str) -> None:
-        path = self.root / f"{module.replace('.', '/')}.py"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new))
-
-
 def test_a_refactor_of_a_real_stage_is_proven(tmp_path):
-    checkout = Checkout(tmp_path)
-    commit = commit_all(checkout.root)
-    store = LocalStore(checkout.home / "store")
-    made = build(
-        store,
-        checkout.home / "work",
-        Code(checkout.root),
-        run=TINY,
-        until="task_data",
-        commit=commit,
+    root, home = copy_packages(tmp_path / "repository"), tmp_path / "home"
+    home.mkdir()
+    commit = commit_all(root)
+    store = LocalStore(home / "store")
+    options = {"run": TINY, "until": "task_data", "commit": commit}
+    made = build(store, home / "work", Code(root), **options)
+    path = root / "tasks/generated/arithmetic.py"
+    source = path.read_text()
+    assert "Problem" in source
+    path.write_text(source.replace("Problem", "Exercise"))
+    head = commit_all(root)
+    words = ["accept", "tiny", "task_data", "--why", "clearer", "--prove", "--gpus", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli.app", *words, "--home", str(home)],
+        env=os.environ | {"PYTHONPATH": str(root), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    words = ["accept", "tiny", "task_data", "--why", "clearer", "--prove"]
-    checkout.edit("tasks.generated.arithmetic", "Problem", "Exercise")
-    head = commit_all(checkout.root)
-    code, said, wrong = checkout.run(*words)
-    assert (code, wrong) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = done.stdout
     changed, *lines = said.splitlines()
     assert changed == f"{made['task_data'].name}: code tasks.generated.arithmetic changed"
     assert "old code: to the end" in said

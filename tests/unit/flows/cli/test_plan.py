@@ -136,22 +136,6 @@ def test_a_run_is_recorded_when_the_latest_did_not_end_or_made_something_else(
     assert not is_recorded(store, "tiny", planned)
 
 
-def test_the_json_of_a_plan_has_all_that_the_lines_have(terminal, made):
-    tree = terminal.read("plan", "tiny", "--set", "sft.num_epochs=7")
-    assert (tree["format"], tree["up_to_date"]) == (2, False)
-    assert tree["summary"] == terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")[1][-1]
-    stages = {item["stage"]: item for item in tree["stages"]}
-    assert list(stages) == [stage.name for stage in STAGES]
-    estimates = [item["estimate"]["seconds"] for item in stages.values() if item["estimate"]]
-    assert tree["seconds"] == sum(estimates)
-    assert stages["sft"]["changes"] == [
-        {"kind": "config", "name": "sft.num_epochs", "old": "1", "new": "7"}
-    ]
-    assert stages["rl"]["after"] == ["sft"]
-    assert stages["pretrain"]["artifact"]["digest"] == made["pretrain"].digest
-    assert stages["pretrain"]["inputs"] == ["rows", "tokenizer"]
-
-
 # revoke
 
 
@@ -168,7 +152,7 @@ def test_a_revoked_artifact_is_planned_again_until_it_is_valid_again(terminal, m
 
 def test_a_revocation_needs_a_reason(terminal, made):
     name = made["sft"].name
-    for words in ([], ["--why", "  "], ["--why", "x" * 501], ["--undo", "--why", "x"]):
+    for words in ([], ["--why", "  "], ["--undo", "--why", "x"]):
         terminal.refuses("revoke", name, *words)
 
 

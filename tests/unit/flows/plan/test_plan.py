@@ -229,9 +229,16 @@ def test_the_json_has_the_same(built):
     run = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
     plan = built.plan(run, placement=PLACEMENT)
     tree = to_tree(plan)
-    assert not tree["up_to_date"]
-    assert [item["stage"] for item in tree["stages"]] == NAMES
-    pretrain = tree["stages"][NAMES.index("pretrain")]
+    assert (tree["format"], tree["up_to_date"]) == (2, False)
+    assert tree["summary"] == render(plan)[2]
+    estimates = [item["estimate"] for item in tree["stages"] if item["estimate"]]
+    assert tree["seconds"] == sum(estimate["seconds"] for estimate in estimates)
+    stages = {item["stage"]: item for item in tree["stages"]}
+    assert list(stages) == NAMES
+    assert stages["rows"]["artifact"]["digest"] == plan.of("rows").manifest.digest
+    assert stages["midtrain"]["after"] == ["pretrain"]
+    pretrain = stages["pretrain"]
+    assert pretrain["inputs"] == ["rows", "tokenizer"]
     assert pretrain["state"] == "~"
     change = {"kind": "config", "name": "pretrain.num_steps", "new": "7"}
     assert pretrain["changes"] == [change | {"old": str(RUN.pretrain.num_steps)}]
