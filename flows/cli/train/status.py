@@ -77,10 +77,9 @@ def status(
         if is_log:
             return print_logs(runs[0], stage, store, home, follow=follow, tail=tail)
         lines = list(_describe(runs[0], store, place))
-    elif follow:
+    elif follow or not (submitted := signs_of_life(store, run, None, home)):
         return print_end(home, run, None)
     else:
-        submitted = signs_of_life(store, run, None, home)
         runs, lines = [], [f"run {run}: not started by a worker", *submitted]
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
@@ -89,17 +88,15 @@ def status(
 def _find(store: Store, run: str, home: Path, *, wait: bool) -> Run | None:
     """Return the newest run of a name or a tag, or the one with this id.
 
-    None means that it was submitted and no worker starts it; with `wait`, that none will.
+    None means that it was submitted and has no record yet; with `wait`, that it will have none.
     """
     try:
         return open_newest_run(store, run)
     except ConfigError:
         from infra.prefect.flow_runs import find_flow_runs
 
-        # A worker writes the record of a submitted run when it starts it. With `wait` a run that
-        # ended without a record counts too: its end is printed.
-        known = signs_of_life(store, run, None, home) or (wait and find_flow_runs(home, run))
-        if not (name_in(run) and known):
+        # A worker writes the record of a submitted run when it starts it.
+        if not (name_in(run) and find_flow_runs(home, run)):
             raise
     return wait_for_record(store, run, home) if wait else None
 

@@ -127,8 +127,9 @@ def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submit
     Api.lives = [Api.live, Api.live]
     show(submitted, "COMPLETED", "All states completed.")
     note = f"{submitted} finished in the worker's store: give --store"
-    for said in ([WAITING, note], [note]):  # also if it had ended before
-        assert main(["status", submitted, "--follow"]) == 0
+    # Also if it had ended before, and without following.
+    for words, said in ((["-f"], [WAITING, note]), (["-f"], [note]), ([], [note])):
+        assert main(["status", submitted, *words]) == 0
         assert capsys.readouterr().err.splitlines() == said
 
 
