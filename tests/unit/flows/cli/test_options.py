@@ -35,15 +35,6 @@ def test_options_of_the_machine_change_the_placement(tmp_path):
     assert again.placement(open_profile("tiny")) == placement
 
 
-def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path):
-    where = PlacementOptions(
-        home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
-    )
-    with pytest.raises(ConfigError, match="device_batch_size is set twice: to 4 and to 8") as error:
-        where.placement(open_profile("tiny"))
-    assert "--place" in str(error.value.hint)
-
-
 def test_kernels_are_compiled_on_a_gpu_only(tmp_path, capsys):
     profile = open_profile("d12")
     assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
@@ -118,20 +109,14 @@ def test_options_are_named_again_in_the_command_that_resumes():
     assert given.argv == [*words.split(), "--strict"]
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (RunRequest(nodes=2), "--nodes is 2, but this command is on one machine"),
-        (RunRequest(pool="a b"), "'a b' cannot be the name of a work pool"),
-        (RunRequest(pool="a/b"), "'a/b' cannot be the name of a work pool"),
-        (RunRequest(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
-    ],
-    ids=str,
-)
-def test_workers_that_cannot_be_are_refused(request_, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        check_workers(request_)
-    assert error.value.hint
+def test_what_cannot_be_together_is_refused(transcript, tmp_path):
+    for given in ({"nodes": 2}, {"pool": "a b"}, {"pool": "cpu"}):
+        transcript.refused(str(given), ConfigError, check_workers, RunRequest(**given))
+    where = PlacementOptions(
+        home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
+    )
+    tiny = open_profile("tiny")
+    transcript.refused("device_batch_size", ConfigError, where.placement, tiny)
 
 
 def test_text_on_the_command_line_may_be_a_relative_path():
