@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import open_closed_streams, print_error, print_lines, replace_unknown
+from flows.cli.output import open_closed_streams, print_error, replace_unknown
 from nanochat_core.errors import ConfigError, NanochatError, reason_of
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ _MACHINE_ERRORS = {
     errno.ENOTDIR: "a part of that path is a file: choose another path",
     errno.ENAMETOOLONG: "give a shorter name or path",
 }
+_FLAGS = {"help": "--help", "version": "--version"}  # as commands
 _NO_HOME = "Could not determine home directory."  # by Path.expanduser, as a RuntimeError
 
 
@@ -195,17 +196,12 @@ def _default(value: Any) -> Any:
 
 
 def _call(arguments: Sequence[str]) -> int:
-    if [*arguments[:1]] == ["help"]:
-        arguments = [*arguments[1:], "--help"]
-    if [*arguments] in (["version"], ["--version"], ["-V"]):  # needs no parser
-        print_lines([_version()])
-        return 0
-    # `nanochat --help plan` asks for `plan` too.
-    asked = next((word for word in arguments if not word.startswith("-")), "")
+    arguments = [*(_FLAGS.get(word, word) for word in arguments[:1]), *arguments[1:]]
+    is_list = all(word.startswith("-") for word in arguments)
     from cyclopts import CycloptsError
 
     try:
-        return make_app(is_list=not asked)(arguments) or 0
+        return make_app(is_list=is_list)(arguments) or 0
     except CycloptsError as error:
         from flows.cli.usage import usage_mistake  # needed for mistakes only
 
