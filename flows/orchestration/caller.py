@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,7 +22,7 @@ from flows.building.context import Watch
 from flows.leases import run_lock
 from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled
-from infra.launch.background import run_in_background
+from infra.launch.background import poll
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
 from nanochat_core.errors import first_line
@@ -96,51 +95,48 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     """
     run, caller = flow_run.get_id(), LOCAL_RUN.get()
     state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
-    if caller is None:
-        if is_cancelled(run, before=True):
-            return state
-        try:
-            return body()
-        except TerminationSignal:
-            # A process that was too busy to acknowledge the Cancel within a second would be
-            # reported as Crashed, and resumed. For any other Prefect's worker ends the run 3 to
-            # 6 s later: Cancelled before that, it could be retried, and the worker would end that.
-            if get_intent() == "cancel" or not is_cancelled(run):
-                raise
-            return state
+    if caller is not None:
+        return _end_local(body, run, caller, state)
+    if is_cancelled(run, before=True):
+        return state
+    try:
+        return body()
+    except TerminationSignal:
+        # A process that was too busy to acknowledge the Cancel within a second would be
+        # reported as Crashed, and resumed. For any other Prefect's worker ends the run 3 to
+        # 6 s later: Cancelled before that, it could be retried, and the worker would end that.
+        if get_intent() == "cancel" or not is_cancelled(run):
+            raise
+        return state
+
+
+def _end_local(body: Callable[[], R], run: str | None, caller: LocalRun, state: Any) -> R:
     cancelled = threading.Event()
     # Prefect reads its settings from context variables, which a new thread does not inherit.
     context = copy_context()
-    try:
-        with run_in_background(
-            partial(_stop_when_cancelled, lambda: context.run(is_cancelled, run), caller, cancelled)
-        ):
-            made = body()
-        # Cancel may have been pressed after the last poll, when all stages were built.
-        if not is_cancelled(run):
-            _note_end(caller, made)
-            return made
-    except Exception as error:
-        if not (cancelled.is_set() and isinstance(error, StageInterrupted)):
-            _note_end(caller, error)
-            raise
-    except (KeyboardInterrupt, TerminationSignal):
-        if not cancelled.is_set():  # else an impatient Ctrl-C: the page says Cancelled
-            _note_end(caller, KeyboardInterrupt())
-            raise
-    _note_end(caller, KeyboardInterrupt())
-    return state
 
-
-def _stop_when_cancelled(
-    ask: Callable[[], bool], caller: LocalRun, cancelled: threading.Event, over: threading.Event
-) -> None:
-    """Stop the run once it is cancelled in Prefect's pages."""
-    while not over.wait(SLOW_SECONDS) and not caller.stop.is_set():
-        if ask():
+    def look() -> None:
+        if not caller.stop.is_set() and context.run(is_cancelled, run):
             cancelled.set()  # first: what `stop` ends finds it
             caller.stop.set()
             caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
+
+    try:
+        # It looks once more at the end: Cancel may have been pressed when all stages were built.
+        with poll(look, every=SLOW_SECONDS):
+            made = body()
+    except (Exception, KeyboardInterrupt, TerminationSignal) as error:
+        is_stopped = not isinstance(error, Exception)
+        # An impatient Ctrl-C after Cancel: the page says Cancelled.
+        if not (cancelled.is_set() and (is_stopped or isinstance(error, StageInterrupted))):
+            _note_end(caller, KeyboardInterrupt() if is_stopped else error)
+            raise
+    else:
+        if not cancelled.is_set():
+            _note_end(caller, made)
+            return made
+    _note_end(caller, KeyboardInterrupt())
+    return state
 
 
 def _note_end(caller: LocalRun, end: Any) -> None:

@@ -32,8 +32,9 @@ from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
 from flows.leases.outage import WaitLog
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
-from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
+from flows.orchestration.stage_runs import LIVE, find_or_create, state_name
 from flows.stages import Stage
+from infra.placement import unknown_pool
 from infra.polling import ASK_SECONDS, SLOW_SECONDS
 from infra.retry import NoAnswer, until_answered
 from nanochat_core.errors import ArtifactError, StageError, StoreError, first_line
@@ -82,9 +83,8 @@ def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRel
     try:
         return relay.ask(ask)
     except ObjectNotFound:
-        # The deployment has gone since the flow began: check_pool raises an error with a hint.
-        check_pool(context.placement.pool or "")
-        raise
+        # The deployment has gone since the flow began.
+        raise unknown_pool(context.placement.pool or "") from None
 
 
 def _follow(

@@ -120,9 +120,7 @@ def stoppable(display: Display) -> Generator[None]:
         threading.Timer(POLL_SECONDS, repeat, (signum,)).start()
 
     # Restored at the end, so that a program that calls this keeps its own handlers.
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, on_signal)
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ class PlanReads:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
         self._store = store
         self._profile = profile
-        self._known: dict[tuple[str, ArtifactRef | str], object] = {}
+        self._known: dict[tuple[_Read[Any, Any], ArtifactRef | str], Any] = {}
         self._index = read_index(store)
         self._read_ahead(product(_RECORDS, self._newest_of([stage.name for stage in STAGES], 1)))
 
@@ -120,19 +120,13 @@ class PlanReads:
             with contextlib.suppress(ArtifactError):
                 self._read(*item)
 
-        fresh = [item for item in reads if _key(*item) not in self._known]
-        for _ in in_parallel(read, fresh):
+        for _ in in_parallel(read, [item for item in reads if item not in self._known]):
             pass
 
     def _read(self, read: _Read[_K, _T], ref: _K) -> _T:
-        key = _key(read, ref)
-        if key not in self._known:
-            self._known[key] = read(self._store, ref)
-        return self._known[key]  # type: ignore[return-value]
-
-
-def _key(read: _Read[_K, Any], ref: _K) -> tuple[str, _K]:
-    return read.__name__, ref
+        if (read, ref) not in self._known:
+            self._known[read, ref] = read(self._store, ref)
+        return self._known[read, ref]
 
 
 @dataclass(frozen=True, kw_only=True)
