@@ -1,52 +1,14 @@
 """The client that asks once: what it raises, how soon, and what it reports of a refusal."""
 
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
-from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError
 from tests.support.flows.pools import client as patient_client
 
 pytestmark = pytest.mark.prefect
-
-
-@pytest.fixture
-def refuse(server: Server) -> Iterator[Callable[[int, bytes], str]]:
-    """Starts servers that answer everything with one status and body."""
-    made: list[HTTPServer] = []
-
-    def start(status: int, body: bytes) -> str:
-        class Refusing(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # the token against forgery, which ours does not know
-                self.send_response(422)
-                body = b'{"detail": "CSRF protection is disabled."}'
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        made.append(HTTPServer(("127.0.0.1", 0), Refusing))
-        threading.Thread(target=made[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{made[-1].server_port}/api"
-
-    yield start
-    for each in made:
-        each.shutdown()
-        each.server_close()
 
 
 def ask(api_url: str) -> Any:
@@ -60,51 +22,46 @@ def ask(api_url: str) -> Any:
         return client.read_flow_runs(limit=1)
 
 
-def test_a_dead_port_is_reported_within_seconds_where_the_contexts_client_would_ask_for_minutes(
-    server,
+@pytest.mark.parametrize(("listens", "error"), [(False, "ConnectError"), (True, "ReadTimeout")])
+def test_a_server_that_does_not_answer_is_reported_after_one_try(
+    server, monkeypatch, listens, error
 ):
     import httpx
     from prefect.context import SyncClientContext
 
-    with socket.socket() as unused, SyncClientContext.get_or_create() as context:
-        unused.bind(("127.0.0.1", 0))
-        context.client.read_flow_runs(limit=1)  # connected once, it would ask again
-        with pytest.raises(httpx.ConnectError):
-            ask(f"http://127.0.0.1:{unused.getsockname()[1]}/api")
-
-
-def test_a_server_that_stands_still_is_reported_too(server, monkeypatch):
-    import httpx
-
     from flows.orchestration import client as module
 
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
-    with socket.socket() as still:
+    with socket.socket() as still, SyncClientContext.get_or_create() as context:
         still.bind(("127.0.0.1", 0))
-        still.listen()
-        with pytest.raises(httpx.ReadTimeout):
+        if listens:
+            still.listen()
+        context.client.read_flow_runs(limit=1)  # connected once, it would ask again for minutes
+        with pytest.raises(getattr(httpx, error)):
             ask(f"http://127.0.0.1:{still.getsockname()[1]}/api")
 
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(401, "PREFECT_API_AUTH_STRING"), (409, "up --register"), (422, "--register")],
+    [
+        *((401, "PREFECT_API_AUTH_STRING"), (409, "up --register"), (422, "--register")),
+        *((429, None), (500, None), (503, None)),  # overloaded: the server does not refuse
+    ],
 )
-def test_a_refusal_is_a_persons_to_mend(refuse, status, hint):
-    api_url = refuse(status, b'{"detail": "no such\\nfield"}')
-    with pytest.raises(ConfigError) as caught:
-        ask(api_url)
-    assert str(caught.value) == f"Prefect refuses ({status}): no such field"
-    assert hint in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_overloaded_server_does_not_refuse(refuse, status):
+def test_a_refusal_is_a_persons_to_mend(status, hint):
     import httpx
 
-    api_url = refuse(status, b"slow down")
-    with pytest.raises(httpx.HTTPStatusError):
-        ask(api_url)
+    from flows.orchestration.client import reporting_refusals
+
+    request = httpx.Request("POST", "http://server/api")
+    answer = httpx.Response(status, request=request, json={"detail": "no such\nfield"})
+    with pytest.raises((ConfigError, httpx.HTTPStatusError)) as caught, reporting_refusals():
+        answer.raise_for_status()
+    if hint is None:
+        assert not isinstance(caught.value, ConfigError)
+    else:
+        assert str(caught.value) == f"Prefect refuses ({status}): no such field"
+        assert hint in (caught.value.hint or "")
 
 
 def test_the_settings_of_others_stay_as_they_were(server):

@@ -148,7 +148,7 @@ def make_bench(
     return Bench(toys, stage, manifest)
 
 
-# A stage that trains.
+# What is compared.
 
 
 def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys):
@@ -164,38 +164,9 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys):
     events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
     assert len(last_by_step(read_events(events), "step")) == 4  # it was stopped there
     assert bench.said == ["old code: up to 4 steps", "new code: up to 4 steps"]
-
-
-def test_equal_proofs_have_equal_digests(toys):
-    bench = make_bench(toys, TRAINS, trains=True)
-    bench.source.write_text(REFACTORED)
-    commit_all(bench.root)
     (bench.root / "notes.txt").write_text("not code")
-    first = bench.prove(steps=2, commits=False)
-    assert bench.prove(steps=2).digest == first.digest
-    assert bench.prove(steps=3).digest != first.digest
-
-
-def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys):
-    bench = make_bench(toys, TRAINS, trains=True)
-    bench.source.write_text(LAST_BIT)
-    assert bench.prove(steps=2).compared == 3  # it is in the third
-    with pytest.raises(ArtifactError) as caught:
-        bench.prove(steps=4)
-    message = str(caught.value)
-    assert message.startswith("step 3: loss is 14.9")
-    assert " with the old code, 14.9" in message
-    old, new = message.split()[4], message.split()[9]
-    assert old != new
-    assert abs(float(old) - float(new)) < 1e-14
-    assert "--gpus 0" in (caught.value.hint or "")
-
-
-def test_a_value_that_is_no_longer_reported_refuses_the_proof(toys):
-    bench = make_bench(toys, TRAINS, trains=True)
-    bench.source.write_text(TRAINS.replace("    progress.eval(0, val_loss=1.0)\n", ""))
-    with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, missing"):
-        bench.prove(steps=2)
+    assert bench.prove(steps=4).digest == proof.digest
+    assert bench.prove(steps=3).digest != proof.digest
 
 
 SAVES = """
@@ -230,46 +201,49 @@ INTERRUPTS = """
 """
 
 
-def test_a_weight_that_no_loss_shows_refuses_the_proof(toys):
-    bench = make_bench(toys, SAVES, trains=True)
-    bench.source.write_text(SAVES + "\nUNUSED = 1\n")
-    proof = bench.prove(steps=3)
-    assert proof.compared == 4  # losses and a file
-    bench.source.write_text(SAVES.replace("1.0", "1.0000000000000002"))
-    with pytest.raises(ArtifactError, match=r"^checkpoint tensors is "):
-        bench.prove(steps=3)
+LISTED = MAKES_FILES.replace('("one", "two")', '["one", "two"]')
 
 
-# A job that ends.
+@pytest.mark.parametrize(
+    ("old", "new", "trains", "steps", "compared"),
+    [
+        (SAVES, SAVES + "\nUNUSED = 1\n", True, 3, 4),  # losses and a file
+        (MAKES_FILES, LISTED, True, 50, 2),  # files: it ends by itself
+        (MAKES_FILES, LISTED, False, 3, 2),
+    ],
+)
+def test_a_job_is_proven_by_what_it_leaves(toys, old, new, trains, steps, compared):
+    bench = make_bench(toys, old, trains=trains)
+    bench.source.write_text(new)
+    assert bench.prove(steps=steps).compared == compared
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys, trains):
-    bench = make_bench(toys, MAKES_FILES, trains=trains)
-    bench.source.write_text(MAKES_FILES.replace('("one", "two")', '["one", "two"]'))
-    assert bench.prove(steps=50).compared == 2
-
-
-def test_files_and_steps_are_not_compared(toys):
-    bench = make_bench(toys, TRAINS, trains=True)
-    bench.source.write_text(MAKES_FILES)
-    with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1\.0 .*, missing with the new"):
-        bench.prove(steps=12)  # the new one has ten
-
-
-def test_a_file_that_differs_refuses_the_proof_and_is_named(toys):
-    """Its scores over the first steps are equal, by chance."""
-    bench = make_bench(toys, MAKES_FILES, trains=False)
-    bench.source.write_text(MAKES_FILES.replace("two", "too"))
-    with pytest.raises(ArtifactError, match=r"^file part/words\.txt is \w{24} with the old"):
-        bench.prove(steps=3)
-
-
-def test_a_stage_that_makes_nothing_proves_nothing(toys):
-    bench = make_bench(toys, "def run(job):\n    return {}\n", trains=False)
-    bench.source.write_text("def run(job):\n    return {'a': 1}\n")
-    with pytest.raises(ArtifactError, match="nothing that could be compared"):
-        bench.prove()
+@pytest.mark.parametrize(
+    ("old", "new", "trains", "steps", "error"),
+    [
+        # The last bit of a loss.
+        (TRAINS, LAST_BIT, True, 4, r"^step 3: loss is (\S+) with the old code, (?!\1)14\.9"),
+        # A weight that no loss shows.
+        (SAVES, SAVES.replace("1.0", "1.0000000000000002"), True, 3, "^checkpoint tensors is "),
+        # The new one has ten steps, and so leaves files.
+        (TRAINS, MAKES_FILES, True, 12, r"eval 0: val_loss is 1\.0 .*, missing with the new"),
+        # The scores over the first steps are equal, by chance.
+        (
+            *(MAKES_FILES, MAKES_FILES.replace("two", "too"), False, 3),
+            r"^file part/words\.txt is \w{24} with the old",
+        ),
+        (
+            *("def run(job):\n    return {}\n", "def run(job):\n    return {'a': 1}\n", False, 3),
+            "nothing that could be compared",
+        ),
+    ],
+)
+def test_a_difference_refuses_the_proof_and_is_named(toys, old, new, trains, steps, error):
+    bench = make_bench(toys, old, trains=trains)
+    bench.source.write_text(new)
+    with pytest.raises(ArtifactError, match=error) as caught:
+        bench.prove(steps=steps)
+    assert "--gpus 0" in (caught.value.hint or "") or "--prove" in (caught.value.hint or "")
 
 
 # The code.
@@ -291,27 +265,27 @@ def test_the_repository_is_left_as_it_is(toys):
         assert seen(bench) == before
 
 
-def test_a_commit_that_is_not_here_is_refused(toys):
-    bench = make_bench(toys, TRAINS, trains=True, commit="1" * 40)
-    with pytest.raises(ArtifactError, match="git cannot read commit 111111111111") as caught:
-        bench.prove()
-    assert "fetch the commit" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("commit", [None, "HEAD~1", "--help", ""])
-def test_an_artifact_without_a_commit_is_refused(toys, commit):
-    bench = make_bench(toys, TRAINS, trains=True, commit=commit)
-    with pytest.raises(ArtifactError, match="built outside git"):
-        bench.prove()
-
-
-def test_an_artifact_of_code_that_its_commit_does_not_hold_is_refused(toys):
-    bench = make_bench(toys, TRAINS, trains=True, dirty=LAST_BIT)
+@pytest.mark.parametrize(
+    ("made", "commits", "error", "hint"),
+    [
+        ({"commit": "1" * 40}, True, "git cannot read commit 111111111111", "fetch the commit"),
+        *(
+            ({"commit": commit}, True, "built outside git", "without --prove")
+            for commit in (None, "HEAD~1", "--help", "")
+        ),
+        (
+            *({"dirty": LAST_BIT}, True, r"code of toy/\w+: code tasks\.toy_toy changed"),
+            "uncommitted changes, or another version",
+        ),
+        ({}, False, "HEAD does not hold today's code of toy: code", "commit the changes"),
+    ],
+)
+def test_code_that_its_commit_does_not_hold_is_refused(toys, made, commits, error, hint):
+    bench = make_bench(toys, TRAINS, trains=True, **made)
     bench.source.write_text(REFACTORED)
-    changed = r"code of toy/\w+: code tasks\.toy_toy changed"
-    with pytest.raises(ArtifactError, match=changed) as caught:
-        bench.prove()
-    assert "uncommitted changes, or another version" in (caught.value.hint or "")
+    with pytest.raises(ArtifactError, match=error) as caught:
+        bench.prove(commits=commits)
+    assert hint in (caught.value.hint or "")
     assert bench.said == []  # nothing was run
 
 
@@ -321,17 +295,6 @@ def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys):
     bench.stage = dataclasses.replace(bench.stage, entry="tasks.toy_new")
     with pytest.raises(ArtifactError, match=r"code tasks removed, code tasks\.toy_toy removed"):
         bench.prove()
-
-
-def test_code_that_is_not_committed_is_refused(toys):
-    bench = make_bench(toys, TRAINS, trains=True)
-    bench.source.write_text(REFACTORED)
-    with pytest.raises(
-        ArtifactError, match="HEAD does not hold today's code of toy: code"
-    ) as caught:
-        bench.prove(commits=False)
-    assert "commit the changes" in (caught.value.hint or "")
-    assert bench.said == []  # nothing was run
 
 
 @pytest.mark.parametrize("lacking", ["no such file", "fatal: not a git repository"])

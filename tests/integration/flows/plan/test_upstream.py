@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from flows.artifacts.runs import find_run, write_run
+from flows.artifacts.runs import write_run
+from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.orchestration.flow_setup import find_record
 from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
@@ -102,11 +103,8 @@ def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(hu
     assert home.said == []
 
 
-def test_the_datasets_of_d12_that_are_named_by_a_branch_are_names_that_move():
-    assert moving_names(d12()) == (f"{TEXT}@main", f"{TALKS}@main")
-
-
 def test_each_name_is_one_request_and_what_is_known_is_none(hub, home):
+    assert moving_names(d12()) == (f"{TEXT}@main", f"{TALKS}@main")
     home.pin(d12())
     assert len(hub.requests) == 2
     pins = home.pins
@@ -172,14 +170,15 @@ def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub, home):
     assert "is taken to be" in home.said[-1]
 
 
-def test_a_plan_takes_the_bundle_that_was_downloaded_while_the_server_has_the_same_one(
-    hub, home, tmp_path
-):
+def test_another_home_takes_the_bundle_that_was_downloaded(hub, home, tmp_path):
     elsewhere = Home(tmp_path / "another home")
     with WebServer(b"one bundle") as web:
         first = home.pin(d12(web.url))
         assert elsewhere.pin(d12(web.url), plan=True) == first
     assert elsewhere.said == []
+    (elsewhere.path / FILE).unlink()
+    assert elsewhere.pin(d12(web.url)) == first  # the server is gone
+    assert "is taken to be" in elsewhere.said[-1]
 
 
 def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_every_run(hub, home):
@@ -227,26 +226,6 @@ def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(h
             assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
             home.pin(d12(web.url), plan=True)  # the answers are of today again
             assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
-
-
-def test_asking_for_the_bundle_does_not_load_pyarrow():
-    code = "import sys, nanochat_core.data.hub.core_bundle; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(hub, home, tmp_path):
-    with WebServer(b"one bundle") as web:
-        first = home.pin(d12(web.url))
-    elsewhere = Home(tmp_path / "another home")
-    assert elsewhere.pin(d12(web.url)) == first
-    assert "is taken to be" in elsewhere.said[-1]
-
-
-def test_the_record_of_a_run_has_what_names_stood_for(tmp_path):
-    store = LocalStore(tmp_path / "store")
-    run = dataclasses.replace(RUN, upstream={f"{TEXT}@main": "c" * 40})
-    write_run(store, run)
-    assert find_run(store, "d12-1") == run
 
 
 def test_a_run_that_resumes_keeps_what_its_record_has_pinned(hub, home, tmp_path):
@@ -297,40 +276,24 @@ def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_pa
         "import sys; from pathlib import Path; from flows.profiles import open_profile;"
         "from flows.plan.upstream import pin; run = open_profile('tiny').run;"
         f"assert pin(run, Path({str(tmp_path)!r}), log=print) == (run, {{}});"
-        "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
+        "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules};"
+        "import nanochat_core.data.hub.core_bundle; assert 'pyarrow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub, tmp_path):
-    home = tmp_path / "home"
-    words = [
-        "plan",
-        "d12",
-        "--home",
-        str(home),
-        "--gpus",
-        "0",
-        "--set",
-        "task_data.core_bundle=null",
-    ]
-
-    def plan(**variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flows.cli.app", *words],
-            env={**os.environ, **hub.environment, **variables, "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    online = plan()
-    assert (online.returncode, online.stderr) == (0, "")
-    age(home)
-    offline = plan(HF_HUB_OFFLINE="1")
-    assert offline.returncode == 0
-    assert offline.stderr.count("as resolved 20") == 2
-    assert offline.stdout == online.stdout
+def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub, tmp_path, monkeypatch, capsys):
+    words = ["plan", "d12", "--home", str(tmp_path / "home"), "--gpus", "0"]
+    words += ["--set", "task_data.core_bundle=null"]
+    assert main(words) == 0
+    online = capsys.readouterr()
+    assert online.err == ""
+    age(tmp_path / "home")
+    unplug(hub, monkeypatch)
+    assert main(words) == 0
+    offline = capsys.readouterr()
+    assert offline.err.count("as resolved 20") == 2
+    assert offline.out == online.out
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
