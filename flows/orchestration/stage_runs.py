@@ -98,10 +98,13 @@ def _find_runs(
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None
     found: list[FlowRun] = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=list(tags)), state=state),
-        sort=FlowRunSort.ID_DESC,  # ids begin with the server's time; a start may be of a caller
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
         limit=50,
     )
-    return found
+    # The expected start time of the query is set by the client's clock, which may be wrong.
+    return sorted(
+        found, key=lambda run: run.created.timestamp() if run.created else 0, reverse=True
+    )
 
 
 def state_name(run: FlowRun) -> str:

@@ -199,15 +199,6 @@ def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_
     }
 
 
-def test_from_stage_redoes_everything_after_it(toys, server):
-    from flows.stages import stages_to_redo
-
-    stages = make_table(toys)
-
-    assert stages_to_redo(stages, force=(), from_stage="join") == {"join", "end"}
-    assert stages_to_redo(stages, force=["left"], from_stage=None) == {"left"}
-
-
 REPOSITORY = Path(__file__).parents[4]
 SCRIPT = """
 import contextlib

@@ -4,20 +4,18 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from flows.artifacts.runs import new_run_id
-from infra.prefect.server import Server
+from tests.integration.flows.orchestration.test_pipeline import run_toys
 from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
-from tests.support.flows.house import make_run
 from tests.support.flows.pools import SECONDS
 
-__all__ = ["api"]
+__all__ = ["api", "run_toys"]
 
 pytestmark = pytest.mark.prefect
 
@@ -102,23 +100,6 @@ def pages(api: PrefectApi) -> Pages:
     return Pages(api)
 
 
-@pytest.fixture
-def run_toys(server: Server) -> Callable[..., Any]:
-    """Runs a table of toys as a flow of that name, which is the run's id."""
-    from prefect import flow
-
-    from flows.orchestration.pipeline import run_pipeline
-
-    def run(toys: Any, stages: list[Any], run_id: str) -> Any:
-        @flow(name="toys", flow_run_name=run_id)
-        def toy_flow() -> Any:
-            return run_pipeline(stages, toys.context(run_id), make_run(run_id))
-
-        return toy_flow()
-
-    return run
-
-
 def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, pages):
     from infra.launch.torchrun import JobFailed
 
@@ -127,11 +108,11 @@ def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys,
     toys.set_broken("training")
     first, second = (new_run_id("toy", "20261121t000000z") for _ in range(2))
     with pytest.raises(JobFailed):
-        run_toys(toys, [data, training], first)
+        run_toys(toys, [data, training], run_id=first)
     check_failed(pages, first)
 
     toys.set_broken("training", False)
-    outcome = run_toys(toys, [data, training], second)
+    outcome = run_toys(toys, [data, training], run_id=second)
     check_went_on(pages, second, outcome.stages["training"])
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from flows.orchestration.stage_page import metric_rows
 from flows.render.events import Loop
+from flows.render.table import Table, texts
 from flows.render.text import fenced
 
 
@@ -37,5 +38,7 @@ def test_a_column_of_intervals_is_there_if_a_metric_has_one():
     assert metric_rows({"device": "cpu"}) == [{"metric": "device", "value": "cpu"}]
 
 
-def test_a_block_is_longer_than_any_fence_inside():
+def test_text_of_others_breaks_no_block_and_no_table():
     assert fenced("a ``` b").startswith("````text\n")
+    text = Table(columns=texts("a", "b"), rows=[["x|y", "one\ntwo"]]).markdown()
+    assert text == "| a | b |\n| --- | --- |\n| x\\|y | one two |"

@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,17 +39,36 @@ __all__ = ["api", "make_caller", "pool", "quick", "threads"]
 pytestmark = pytest.mark.prefect
 
 
-def test_an_order_that_is_being_cancelled_is_not_resumed(make_caller):
+@pytest.mark.parametrize("how", ["it is being cancelled", "another store", "another pool"])
+def test_an_order_that_a_caller_cannot_share_is_left_alone(make_caller, how):
+    from tests.support.flows.pools import deploy
+
     first, second = make_caller("one"), make_caller("two")
-    first.send()
+    result = first.send()
     [run] = first.wait_for_runs(1)
-    end(run, "CANCELLING")
-    result = second.send()
+    context = second.context
+    match how:
+        case "it is being cancelled":
+            end(run, "CANCELLING")
+        case "another store":
+            end(run, "RUNNING")
+            store = LocalStore(context.placement.home / "other")
+            second.context = replace(context, store=store)
+        case _:
+            deploy("played-too")
+            placement = replace(context.placement, pool="played-too")
+            second.context = replace(context, placement=placement)
+    other = second.send()
     own = second.wait_for_runs(2)[1]
     assert f"run:{second.run.run}" in own.tags
+    assert own.parameters["request"]["store"] == second.context.store.url
+    assert own.work_pool_name == second.context.placement.pool
     second.carry_out()
     end(own, "COMPLETED")
-    result.result()
+    assert not other.result().cached
+    if how == "another store":
+        assert read_run(run.id).state.is_running()
+        assert not result.done()
 
 
 def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_caller, monkeypatch):
@@ -74,67 +94,36 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_ca
             result.result()
 
 
-def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_alone(make_caller):
-    first, second = make_caller("one"), make_caller("two")
-    result = first.send()
-    [run] = first.wait_for_runs(1)
-    end(run, "RUNNING")
-    second.context = replace(
-        second.context, store=LocalStore(second.context.placement.home / "other")
-    )
-    other = second.send()
-    own = second.wait_for_runs(2)[1]
-    assert own.parameters["request"]["store"] == second.context.store.url
-    second.carry_out()
-    end(own, "COMPLETED")
-    assert not other.result().cached
-    assert read_run(run.id).state.is_running()
-    assert not result.done()
-
-
-def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(make_caller):
-    from tests.support.flows.pools import deploy
-
-    deploy("played-too")
-    first, second = make_caller("one"), make_caller("two")
-    first.send()
-    first.wait_for_runs(1)
-    second.context = replace(
-        second.context, placement=replace(second.context.placement, pool="played-too")
-    )
-    second.send()
-    own = second.wait_for_runs(2)[1]
-    assert own.work_pool_name == "played-too"
-    assert f"run:{second.run.run}" in own.tags
-
-
-def test_a_refusal_ends_the_following(make_caller, monkeypatch):
+@pytest.mark.parametrize("method", ["read_flow_run", "read_flow_runs"])
+def test_a_refusal_ends_the_following_and_the_request(make_caller, monkeypatch, method):
     import httpx
     from prefect.client.orchestration import SyncPrefectClient
 
-    def refuse(*given: Any) -> Any:
+    def refuse(*given: Any, **options: Any) -> Any:
         request = httpx.Request("GET", "http://127.0.0.1/api")
         answer = httpx.Response(401, request=request, json={"exception_message": "Unauthorized"})
         raise httpx.HTTPStatusError("401", request=request, response=answer)
 
     caller = make_caller("one")
-    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", refuse)
+    monkeypatch.setattr(SyncPrefectClient, method, refuse)
     with pytest.raises(ConfigError, match=r"Prefect refuses \(401\): .*Unauthorized"):
         caller.send().result()
 
 
-def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(make_caller):
-    caller = make_caller("one")
-    caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
-    with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
-        caller.send().result()
+@pytest.fixture
+def handler() -> Iterator[Callable[[int, object], None]]:
+    """The handler of SIGTERM, which raises as Prefect's does."""
+
+    def handle(number: int, frame: object) -> None:
+        raise TerminationSignal(signal=number)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    yield handle
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("swallows", [True, False])
-def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows):
-    def handler(number: int, frame: object) -> None:
-        raise TerminationSignal(signal=number)
-
+def test_a_signal_that_code_swallows_stops_the_run_all_the_same(handler, swallows):
     def build() -> None:
         with keeping_signals(stop):
             try:
@@ -144,14 +133,10 @@ def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows):
                     raise
             assert stop.wait(60)  # what the stages look at
 
-    before = signal.signal(signal.SIGTERM, handler)
     stop = threading.Event()
-    try:
-        with pytest.raises(TerminationSignal):
-            build()
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(TerminationSignal):
+        build()
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_prefect_s_handler_stays_or_it_would_report_a_cancelled_run_as_crashed():
@@ -159,6 +144,7 @@ def test_prefect_s_handler_stays_or_it_would_report_a_cancelled_run_as_crashed()
         assert can_ack_control_intent()
 
 
+@pytest.mark.usefixtures("handler")
 def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same():
     # As one that comes just before the thread blocks: its handler runs when that wakes up.
     stop, waiting = threading.Event(), threading.Event()
@@ -172,23 +158,16 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
         built.set_result(Completed())
         assert is_noticed
 
-    def handler(number: int, frame: object) -> None:
-        raise TerminationSignal(signal=number)
-
     def build() -> None:
         with keeping_signals(stop):
             waiting.set()
             wait([PrefectConcurrentFuture(uuid4(), built)])
 
-    before = signal.signal(signal.SIGTERM, handler)
     thread = threading.Thread(target=stop_and_end)
     thread.start()
-    try:
-        with pytest.raises(TerminationSignal):
-            build()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
+    with pytest.raises(TerminationSignal):
+        build()
+    thread.join()
 
 
 def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
