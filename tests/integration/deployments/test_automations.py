@@ -1,8 +1,6 @@
 """Alerts on a real server, about runs that only the API knows."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,8 +11,8 @@ pytestmark = pytest.mark.prefect
 
 
 def test_each_alert_says_in_a_sentence_what_it_does_and_without_an_address_there_is_none(
-    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
-) -> None:
+    deploy, api, posted
+):
     assert not [name for name in api.automations() if name.startswith("nanochat-")]
     deploy(webhook=posted[0])
     ours = [a for name, a in api.automations().items() if name.startswith("nanochat-")]
@@ -26,9 +24,7 @@ def test_each_alert_says_in_a_sentence_what_it_does_and_without_an_address_there
     forget_alerts(api)
 
 
-def test_an_alert_follows_the_code_and_stays_switched_off(
-    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
-) -> None:
+def test_an_alert_follows_the_code_and_stays_switched_off(deploy, api, posted):
     deploy(webhook=posted[0])
     alert = api.automations()["nanochat-pool-not-ready"]
     body = {key: alert[key] for key in ("name", "description", "actions", "tags")}
@@ -41,9 +37,7 @@ def test_an_alert_follows_the_code_and_stays_switched_off(
     forget_alerts(api)
 
 
-def test_the_flows_that_are_deployed_are_those_whose_runs_are_resumed(
-    deploy: Callable[..., Any],
-) -> None:
+def test_the_flows_that_are_deployed_are_those_whose_runs_are_resumed(deploy):
     from infra.prefect.supervisor.runs import FLOWS
 
     assert {name.partition("/")[0] for name in deploy().deployments} == set(FLOWS)
@@ -58,9 +52,7 @@ def make_run(api: PrefectApi, name: str, *states: str) -> str:
     return answer.json()["id"]
 
 
-def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(
-    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
-) -> None:
+def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(deploy, api, posted):
     url, bodies = posted
     assert set(deploy(webhook=url).changed) == {
         "nanochat-run-failed",
@@ -82,9 +74,7 @@ def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(
         forget_alerts(api)
 
 
-def test_the_address_is_nowhere_to_be_read(
-    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
-) -> None:
+def test_the_address_is_nowhere_to_be_read(deploy, api, posted):
     url = f"{posted[0]}/s3cr3t"
     deploy(webhook=url)
     told = json.dumps([api.automations(), api.post("/block_documents/filter", {"limit": 200})])

@@ -1,7 +1,7 @@
 """Registering everything: nothing twice, nothing of a person's undone, nothing old left."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 
 from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError
-from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.terminal import Terminal
 from tests.support.transcripts import Transcript
 
@@ -23,9 +22,7 @@ DEPLOYMENTS = (
 )
 
 
-def test_all_of_it_is_registered_and_a_second_time_changes_nothing(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_all_of_it_is_registered_and_a_second_time_changes_nothing(deploy, api):
     def registered() -> Any:
         deployments = [api.deployment(name) for name in DEPLOYMENTS]
         return deployments, api.automations(), api.get("/work_pools/gpu")
@@ -47,8 +44,8 @@ def test_all_of_it_is_registered_and_a_second_time_changes_nothing(
     ],
 )
 def test_a_deployment_says_where_it_runs_and_whether_it_resumes(
-    deploy: Callable[..., Any], api: PrefectApi, name: str, pool: str, queue: str, tags: list[str]
-) -> None:
+    deploy, api, name, pool, queue, tags
+):
     found = api.deployment(name)
     assert (found["work_pool_name"], found["work_queue_name"]) == (pool, queue)
     assert found["tags"] == tags
@@ -58,17 +55,13 @@ def test_a_deployment_says_where_it_runs_and_whether_it_resumes(
     assert (module.split(".")[0], function) == ("flows", name.split("/")[0].replace("-", "_"))
 
 
-def test_the_queue_of_training_goes_before_that_of_evaluations(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_the_queue_of_training_goes_before_that_of_evaluations(deploy, api):
     queues = {q["name"]: q["priority"] for q in api.post("/work_pools/gpu/queues/filter")}
     assert queues["train"] < queues["eval"]
     assert queues["train"] == 1
 
 
-def test_runs_of_the_pools_say_that_they_live_three_times_before_they_are_given_up(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_runs_of_the_pools_say_that_they_live_three_times_before_they_are_given_up(deploy, api):
     from infra.prefect.supervisor.runs import SILENT_SECONDS
 
     for pool in ("cpu", "gpu"):
@@ -77,7 +70,7 @@ def test_runs_of_the_pools_say_that_they_live_three_times_before_they_are_given_
         assert 3 * int(env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) == SILENT_SECONDS == 90
 
 
-def test_what_a_person_set_stays(deploy: Callable[..., Any], api: PrefectApi) -> None:
+def test_what_a_person_set_stays(deploy, api):
     pool = api.get("/work_pools/gpu")["base_job_template"]
     pool["variables"]["properties"]["env"]["default"]["HTTPS_PROXY"] = "http://proxy:3128"
     api.patch("/work_pools/gpu", {"concurrency_limit": 3, "base_job_template": pool})
@@ -118,7 +111,7 @@ def test_what_a_person_set_stays(deploy: Callable[..., Any], api: PrefectApi) ->
         deploy()
 
 
-def test_what_is_out_of_date_is_repaired(deploy: Callable[..., Any], api: PrefectApi) -> None:
+def test_what_is_out_of_date_is_repaired(deploy, api):
     found = api.deployment("nanochat/nanochat")
     fresh = {key: found[key] for key in ("entrypoint", "description", "parameter_openapi_schema")}
     api.patch(
@@ -142,9 +135,7 @@ def test_what_is_out_of_date_is_repaired(deploy: Callable[..., Any], api: Prefec
     deploy()
 
 
-def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settings(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settings(deploy, api):
     from deployments.evals import apply, evaluation, schedule_of
 
     deploy()
@@ -163,8 +154,8 @@ def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settin
 
 
 def test_a_model_that_a_person_typed_into_the_form_adds_no_deployment_and_is_not_replaced(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+    deploy, api
+):
     from deployments.evals import apply, evaluation, read_evaluations, remove, schedule_of
 
     deploy()
@@ -181,9 +172,7 @@ def test_a_model_that_a_person_typed_into_the_form_adds_no_deployment_and_is_not
     deploy()
 
 
-def test_what_an_older_version_registered_is_removed_and_nothing_of_anybody_else(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_what_an_older_version_registered_is_removed_and_nothing_of_anybody_else(deploy, api):
     flow = api.deployment("nanochat/nanochat")["flow_id"]
     old = {"name": "old", "flow_id": flow, "version": "nanochat-flows 0.0.1"}
     ours = api.post("/deployments/", old)["id"]
@@ -203,7 +192,7 @@ def test_what_an_older_version_registered_is_removed_and_nothing_of_anybody_else
     api.delete(f"/automations/{api.automations()['nanochat-crash-mine']['id']}")
 
 
-def test_a_pool_of_another_type_is_used_as_it_is(server: Server, api: PrefectApi) -> None:
+def test_a_pool_of_another_type_is_used_as_it_is(server, api):
     from prefect.client.orchestration import get_client
 
     from deployments.pools import Pool, ensure_pool
@@ -231,9 +220,7 @@ def test_a_pool_of_another_type_is_used_as_it_is(server: Server, api: PrefectApi
             assert properties["env"]["default"] == given
 
 
-def test_a_parameter_that_a_person_made_null_stays_null(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_a_parameter_that_a_person_made_null_stays_null(deploy, api):
     full = api.deployment("nanochat/nanochat")
     api.patch(f"/deployments/{full['id']}", {"parameters": {"pool": None}})
     assert deploy().changed == ()
@@ -242,9 +229,7 @@ def test_a_parameter_that_a_person_made_null_stays_null(
     deploy()
 
 
-def test_another_pool_of_gpus_is_known_from_then_on(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_another_pool_of_gpus_is_known_from_then_on(deploy, api):
     assert "one-stage/h100" in deploy(pools=["h100"]).changed
     again = deploy()
     assert (again.changed, again.removed) == ((), ())
@@ -274,12 +259,8 @@ def terminal(
 
 
 def test_the_command_registers_and_a_second_time_says_that_nothing_changed(
-    deploy: Callable[..., Any],
-    server: Server,
-    terminal: Terminal,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    deploy, server, terminal, monkeypatch, tmp_path
+):
     lines = terminal.said("up", "--register", "--home", str(tmp_path))
     assert lines[0] == "work pools   cpu, gpu"
     assert all(name in lines[1] for name in DEPLOYMENTS)

@@ -1,7 +1,5 @@
 """What `nanochat run --submit` asks for is taken by a real server, and the run keeps its id."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -11,20 +9,13 @@ from flows.cli.app import main
 from flows.cli.train.run import DEPLOYMENT
 from flows.identity.ref import name_in
 from infra.prefect.flow_runs import submit
-from infra.prefect.server import Server
-from tests.support.deployments.prefect_api import PrefectApi
 
 pytestmark = pytest.mark.prefect
 
 
 def test_a_submitted_run_keeps_the_name_that_was_printed(
-    server: Server,
-    deploy: Callable[..., Any],
-    api: PrefectApi,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    server, deploy, api, tmp_path, monkeypatch, capsys
+):
     from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow
 

@@ -12,8 +12,6 @@ import pytest
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.runs import newest_runs
-from infra.prefect.server import Server
-from infra.storage.base import Store
 from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.support.nanochat_core.data.web_server import WebServer
@@ -49,14 +47,8 @@ def failed(terminal: Terminal, *words: str) -> tuple[str, str]:
 
 
 def test_it_is_evaluated_once_and_compared(
-    gpt2: Path,
-    core: str,
-    store: Store,
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: Terminal,
-) -> None:
+    gpt2, core, store, server, tmp_path, monkeypatch, terminal
+):
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     other = tmp_path / "other"
     shutil.copytree(gpt2, other)
@@ -89,12 +81,8 @@ def test_it_is_evaluated_once_and_compared(
 
 
 def test_mistakes_are_one_line_before_anything_is_started(
-    gpt2: Path,
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: Terminal,
-) -> None:
+    gpt2, store, tmp_path, monkeypatch, terminal
+):
     path = str(gpt2)
     # What no import is needed to see, before the model is read or imported.
     for model in (path, "hf://me/gpt2"):

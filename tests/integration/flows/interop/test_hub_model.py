@@ -96,9 +96,7 @@ def opened(store: Store, name: str, directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_exported_model_is_published_and_used_from_there(
-    form: str, hub: HubServer, store: Store, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_an_exported_model_is_published_and_used_from_there(form, hub, store, tmp_path, terminal):
     model = a_directory(tmp_path / "made", "2026-03-14")
     out = tmp_path / "out"
     wide = ("--dtype", "fp32") if form == "hf" else ()
@@ -122,13 +120,8 @@ def test_an_exported_model_is_published_and_used_from_there(
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_models_card_has_its_scores_and_an_import_reads_them(
-    form: str,
-    era: str,
-    hub: HubServer,
-    store: Store,
-    terminal: Terminal,
-    export: Callable[..., Path],
-) -> None:
+    form, era, hub, store, terminal, export
+):
     out = export(form, era)
     card = (out / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card
@@ -182,9 +175,7 @@ save_checkpoint(sys.argv[1], 3, model.state_dict(), None, meta)
 
 @pytest.mark.parametrize("era", _PEERS)
 @pytest.mark.parametrize("folder", ["", "chatsft_checkpoints/d4"])
-def test_a_checkpoint_that_nanochat_wrote_is_talked_to(
-    era: str, folder: str, hub: HubServer, store: Store, tmp_path: Path, terminal: Terminal
-) -> None:
+def test_a_checkpoint_that_nanochat_wrote_is_talked_to(era, folder, hub, store, tmp_path, terminal):
     if _PEERS[era] not in os.environ:
         pytest.skip(f"{_PEERS[era]} names no checkout of nanochat")
     files = tmp_path / "files"
@@ -207,16 +198,14 @@ def test_a_checkpoint_that_nanochat_wrote_is_talked_to(
     assert all(torch.equal(found[key], saved[key].to(found[key].dtype)) for key in found)
 
 
-def test_python_takes_an_address_too(
-    hub: HubServer, store: Store, export: Callable[..., Path]
-) -> None:
+def test_python_takes_an_address_too(hub, store, export):
     commit = publish(hub, export("safetensors"))
     session = open_client().chat(ADDRESS, max_tokens=4)
     assert session.parameters == sum(p.numel() for p in a_model(ERAS[1]).parameters())
     assert open_run(store, f"hf-me-my-model-{commit[:12]}").status == "finished"
 
 
-def test_of_several_models_one_is_named(hub: HubServer, tmp_path: Path, terminal: Terminal) -> None:
+def test_of_several_models_one_is_named(hub, tmp_path, terminal):
     files = tmp_path / "files"
     for kind in ("base", "chatsft"):
         directory = a_checkpoint(files / f"{kind}_checkpoints" / "d4", step=7)
@@ -234,9 +223,7 @@ def test_of_several_models_one_is_named(hub: HubServer, tmp_path: Path, terminal
     assert "no model in elsewhere" in fails(terminal, "chat", f"{ADDRESS}/elsewhere")[0]
 
 
-def test_mistakes_are_one_line_and_import_nothing(
-    hub: HubServer, store: Store, terminal: Terminal
-) -> None:
+def test_mistakes_are_one_line_and_import_nothing(hub, store, terminal):
     hub_words = ("serve", "chat", "import", "fetch", "bench")
     assert {fails(terminal, word, "hf://nowhere")[0] for word in hub_words} == {
         "hf://nowhere is not the address of a model"
@@ -261,9 +248,7 @@ def test_mistakes_are_one_line_and_import_nothing(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_damaged_file_is_one_line(
-    form: str, hub: HubServer, tmp_path: Path, terminal: Terminal, export: Callable[..., Path]
-) -> None:
+def test_a_damaged_file_is_one_line(form, hub, tmp_path, terminal, export):
     out = export(form)
     file = "model_000000.pt" if form == "nanochat" else "model.safetensors"
     publish(hub, out)
@@ -289,9 +274,7 @@ MISFITS: tuple[tuple[dict[str, object], str], ...] = (
 )
 
 
-def test_a_config_that_does_not_fit_is_one_line(
-    hub: HubServer, terminal: Terminal, export: Callable[..., Path]
-) -> None:
+def test_a_config_that_does_not_fit_is_one_line(hub, terminal, export):
     out = export("hf")
     config = json.loads((out / "config.json").read_text())
     for change, message in MISFITS:
@@ -300,9 +283,7 @@ def test_a_config_that_does_not_fit_is_one_line(
         assert message in fails(terminal, "chat", ADDRESS)[0]
 
 
-def test_a_strangers_card_decides_nothing(
-    hub: HubServer, terminal: Terminal, export: Callable[..., Path]
-) -> None:
+def test_a_strangers_card_decides_nothing(hub, terminal, export):
     out = export("nanochat")
     for text in ("---\n: [\n---\n", "# No metadata\n", "---\nnanochat_flows: {kind: x}\n---\n"):
         (out / "README.md").write_text(text)
@@ -320,9 +301,7 @@ MANY = (
 
 
 @pytest.mark.parametrize("text", [NESTED, HUGE, MANY], ids=["nested", "huge", "many"])
-def test_a_card_that_is_an_attack_is_left_out_or_cut(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_that_is_an_attack_is_left_out_or_cut(text, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text(text)
     published, seen, lines = card._published, [], []  # pyright: ignore[reportPrivateUsage]
 
