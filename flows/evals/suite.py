@@ -141,7 +141,10 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
         until=stage.name,
         run_name=history_name(model),
     )
-    _check_metric(request.metric, stage, found)
+    if request.metric is not None:  # before hours are spent on it
+        tasks = [task.name for task in open_settings(found).run.chat_eval.tasks]
+        known = _BASE_METRICS if stage is BASE_EVAL else ("chatcore", *tasks)
+        _check_metric(request.metric, known, by=stage.name)
     return Suite(request=request, store=store, model=manifest, stage=stage, run=found)
 
 
@@ -178,8 +181,7 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
             hint="a model of transformers answers only these: --profile d12",
         )
     metric = known[0] if request.metric is None else request.metric
-    if metric not in known:
-        raise ConfigError(f"{name} is not measured by '{metric}'", hint=suggest(metric, known))
+    _check_metric(metric, known, by=f"the evaluation of {name}")
     return Suite(
         request=replace(request, metric=metric),
         store=store,
@@ -190,15 +192,9 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
     )
 
 
-def _check_metric(metric: str | None, stage: Stage, run: RunRequest) -> None:
-    """Raise ConfigError if the stage does not measure `metric`, before hours are spent on it."""
-    if metric is None:
-        return
-    known = [*_BASE_METRICS]
-    if stage is not BASE_EVAL:
-        known = ["chatcore", *(task.name for task in open_settings(run).run.chat_eval.tasks)]
+def _check_metric(metric: str, known: Sequence[str], *, by: str) -> None:
     if metric not in known:
-        raise ConfigError(f"{stage.name} does not measure '{metric}'", hint=suggest(metric, known))
+        raise ConfigError(f"{by} does not measure '{metric}'", hint=suggest(metric, known))
 
 
 def history_name(model: str) -> str:

@@ -1,7 +1,6 @@
 """`nanochat bench`: how fast a model answers on this machine."""
 
 import dataclasses
-import functools
 import json
 import os
 import random
@@ -13,12 +12,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from flows.cli.models import open_named_model
-from flows.cli.options import (
-    GpusFlag,
-    Positive,
-    StoreOptions,
-    device_of,
-)
+from flows.cli.options import GpusFlag, Positive, StoreOptions, device_of
 from flows.cli.output import print_lines, print_note
 from flows.render.table import Table, numbers
 from flows.render.text import size
@@ -178,18 +172,17 @@ def _measure(
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
     bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
     # Mean length of the KV cache: it grows by one key and value per token of the answer.
-    step = functools.partial(
-        bytes_per_step, gpt, choice.runner, choice.precision, length=prompt_len + tokens // 2
-    )
+    length = prompt_len + tokens // 2
     speeds: list[Speed] = []
-    for batch_size in batch_sizes:
-        print_note(f"measuring {batch_size} at a time")
+    for rows in batch_sizes:
+        print_note(f"measuring {rows} at a time")
+        read = bytes_per_step(gpt, choice.runner, choice.precision, rows=rows, length=length)
         speed = measure_speed(
             scheduler,
-            batch_size=batch_size,
+            batch_size=rows,
             prompt=prompt,
             num_tokens=tokens,
-            bytes_per_step=step(rows=batch_size),
+            bytes_per_step=read,
             bandwidth=bandwidth,
             rounds=rounds,
         )

@@ -95,7 +95,7 @@ def test_mistakes_are_one_line_before_anything_is_started(
     assert "asks neither CORE nor" in failed(terminal, "evals", *tiny)[0]
     bundle = ("--set", "task_data.core_bundle=http://127.0.0.1:9/x.zip")
     message, _ = failed(terminal, "evals", *tiny, *bundle, "--metric", "val_bpb")
-    assert message == "pretrain@local-gpt2 is not measured by 'val_bpb'"
+    assert message == "the evaluation of pretrain@local-gpt2 does not measure 'val_bpb'"
     assert "no pool evaluates it" in failed(terminal, "evals", *tiny, *bundle, "--pool", "gpu")[0]
     words = ("evals", *tiny, *bundle, "--set", "pretrain.num_steps=1")
     assert "does not change how a model is evaluated" in failed(terminal, *words)[0]
