@@ -1,14 +1,10 @@
 """Models on the Hub: `chat hf://OWNER/NAME` and its like, of every form in which one is published.
 
-The server is a local one that answers as the Hub does. The checkpoints of nanochat itself are
-written by its own code, in the checkouts that NANOCHAT_DIR and NANOCHAT_JAN_DIR name.
+The server is a local one that answers as the Hub does.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -151,51 +147,6 @@ def test_a_models_card_has_its_scores_and_an_import_reads_them(
     assert "importing" not in asked(terminal, f"{ADDRESS}@{commit}")
     hub.close()
     assert "importing" not in asked(terminal, f"{ADDRESS}@{commit}")
-
-
-_PEERS = {"2026-01-05": "NANOCHAT_JAN_DIR", "2026-03-14": "NANOCHAT_DIR"}
-_CODE = """
-import os, sys, torch
-sys.path.insert(0, os.getcwd())
-from dataclasses import asdict
-from nanochat.checkpoint_manager import save_checkpoint
-from nanochat.gpt import GPT, GPTConfig
-torch.manual_seed(1)
-config = GPTConfig(sequence_len=256, vocab_size=300, n_layer=4, n_head=4, n_kv_head=4, n_embd=64)
-with torch.device("meta"):
-    model = GPT(config)
-model.to_empty(device="cpu")
-model.init_weights()
-for parameter in model.parameters():
-    parameter.data += 0.1 * torch.randn(parameter.shape)
-meta = {"step": 3, "val_loss": 1.0, "model_config": asdict(config)}
-save_checkpoint(sys.argv[1], 3, model.state_dict(), None, meta)
-"""
-
-
-@pytest.mark.parametrize("era", _PEERS)
-@pytest.mark.parametrize("folder", ["", "chatsft_checkpoints/d4"])
-def test_a_checkpoint_that_nanochat_wrote_is_talked_to(era, folder, hub, store, tmp_path, terminal):
-    if _PEERS[era] not in os.environ:
-        pytest.skip(f"{_PEERS[era]} names no checkout of nanochat")
-    files = tmp_path / "files"
-    subprocess.run(
-        [sys.executable, "-c", _CODE, str(files / folder)],
-        cwd=os.environ[_PEERS[era]],
-        env={**os.environ, "PYTHONPATH": "", "NANOCHAT_DTYPE": "float32"},
-        check=True,
-        capture_output=True,
-    )
-    words = files / "tokenizer" if folder else files
-    words.mkdir(exist_ok=True)
-    write_tokenizer(a_tokenizer(), words / "tokenizer.pkl")
-    commit = publish(hub, files)
-    assert "importing" in asked(terminal, ADDRESS)
-    name = f"sft@hf-me-my-model-{commit[:12]}"
-    assert open_artifact(store, name).provenance.metrics["era"] == era
-    saved = torch.load(files / folder / "model_000003.pt", weights_only=True)
-    found = load_model(opened(store, name, tmp_path), torch.device("cpu")).state_dict()
-    assert all(torch.equal(found[key], saved[key].to(found[key].dtype)) for key in found)
 
 
 def test_python_takes_an_address_too(hub, store, export):

@@ -116,22 +116,6 @@ def unexcused(log: str) -> list[str]:
     return [text for text in each if not locked.search(text)]
 
 
-def test_a_locked_database_excuses_its_own_tracebacks_only() -> None:
-    began = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
-    locked = (
-        f"{began}sqlite3.OperationalError: database is locked\n\n"
-        "The above exception was the direct cause of the following exception:\n\n"
-        f"{began}sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) database is locked\n"
-        "[SQL: UPDATE]\n"
-    )
-    other = f"20:01 | ERROR | {began}ValueError: after the database is locked\n"
-
-    assert unexcused(f"one\n{locked}two\n{locked}") == []
-    assert len(unexcused(locked + other)) == 1
-    assert len(unexcused(other + locked + other)) == 2
-    assert unexcused("") == []
-
-
 def test_old_runs_and_events_are_dropped_from_the_history(live: LiveStack) -> None:
     vacuum = live.ask("/admin/settings")["server"]["services"]["db_vacuum"]
 

@@ -11,6 +11,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.interop.nanochat_files import (
+    find_kind,
     find_tokenizer,
     read_checkpoint,
     read_checkpoint_tokenizer,
@@ -108,6 +109,21 @@ def test_what_came_in_goes_out_to_the_bit(tmp_path, era):
     assert (again.era, again.config, again.numerics) == (era, found.config, found.numerics)
     tokenizer = find_tokenizer(tmp_path / "out")
     assert read_checkpoint_tokenizer(tokenizer, again.config).digest() == a_tokenizer().digest()
+
+
+@pytest.mark.parametrize(
+    ("era", "extra", "kind"),
+    [
+        ("2026-03-14", {"device_batch_size": 8, "val_bpb": 1.0}, "base"),
+        ("2026-03-14", {"val_loss": 1.0}, "sft"),
+        ("2026-03-14", {"val_bpb": 1.0}, "sft"),
+        ("2026-01-05", {"val_bpb": 1.0}, "mid"),
+        ("2026-03-14", {}, None),
+    ],
+)
+def test_the_kind_is_read_from_what_each_script_records(tmp_path, era, extra, kind):
+    write_checkpoint(tmp_path, a_model(era), a_tokenizer(), step=1, extra=extra)
+    assert find_kind(tmp_path) == kind
 
 
 def test_names_of_a_compiled_model_are_read_too(tmp_path):
