@@ -13,7 +13,6 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from flows.cli.output import print_warning
-from flows.profiles import Profile, make_placement
 from flows.run_request import (
     DEPTH,
     GPUS,
@@ -250,18 +249,6 @@ class PlacementOptions(StoreOptions):
             ("compile", None if self.compile is None else json.dumps(self.compile)),
         ]
         return (*(f"{name}={value}" for name, value in options if value is not None), *self.place)
-
-    def placement(self, profile: Profile) -> Placement:
-        """Return the placement of a run of `profile`: where and how fast it executes."""
-        placement = make_placement(
-            profile.pace,
-            home=self.open_home(),
-            store=self.store_url,
-            gpus=self.gpus,
-            settings=self.place_settings,
-        )
-        self.warn_of(placement)
-        return placement
 
     def warn_of(self, placement: Placement) -> None:
         """Print what the placement lacks, now and not after hours of training."""

@@ -19,6 +19,7 @@ from flows.cli.options import (
     parameter_of,
 )
 from flows.cli.output import print_line, print_lines, print_result, print_warning
+from flows.cli.requests import plan_request
 from flows.cli.train.run import resumable
 from flows.evals.suite import DROP, MODEL, NIGHTLY, EvalRequest, Suite, open_suite
 from flows.orchestration.local_run import check_pool_exists, connect, ready
@@ -92,7 +93,7 @@ def evals(
     # Before a server may be started: wrong options must cost nothing.
     suite = open_suite(EvalRequest(**given), options.open_store(), warn=print_warning)
     check_workers(suite.run, is_here=not schedule)
-    options.placement(open_settings(suite.run))  # raises for wrong settings
+    plan_request(suite.run, options, will_run=False)  # raises for wrong settings
     command = shlex.join(["nanochat", "evals", model, *options.argv])
     if not schedule:
         return _run(suite, command, options)

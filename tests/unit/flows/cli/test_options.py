@@ -8,10 +8,22 @@ import pytest
 
 from flows.cli.options import PlacementOptions, RunOptions, check_workers
 from flows.cli.requests import read_request
-from flows.profiles import open_profile
+from flows.profiles import make_placement, open_profile
 from flows.run_request import RunRequest
 from infra.placement import missing_packages
 from nanochat_core.errors import ConfigError
+
+
+def place(options, profile="tiny"):
+    """Return the placement that a command with these options uses, after its warnings."""
+    found = make_placement(
+        open_profile(profile).pace,
+        home=options.home_path,
+        gpus=options.gpus,
+        settings=options.place_settings,
+    )
+    options.warn_of(found)
+    return found
 
 
 def test_options_of_the_machine_change_the_placement(tmp_path):
@@ -23,7 +35,7 @@ def test_options_of_the_machine_change_the_placement(tmp_path):
         compile=False,
         place=("save_every_steps=50", "dollars_per_hour=24"),
     )
-    placement = where.placement(open_profile("tiny"))
+    placement = place(where)
     seen = placement.resources
     assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", False)
     assert (seen.save_every_steps, seen.dollars_per_hour) == (50, 24.0)
@@ -32,17 +44,16 @@ def test_options_of_the_machine_change_the_placement(tmp_path):
     assert ("--gpus", "0") in pairs
     settings = tuple(value for name, value in pairs if name == "--place")
     again = PlacementOptions(home=tmp_path, gpus=0, place=settings)
-    assert again.placement(open_profile("tiny")) == placement
+    assert place(again) == placement
 
 
 def test_kernels_are_compiled_on_a_gpu_only(tmp_path, capsys):
-    profile = open_profile("d12")
-    assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
-    assert not PlacementOptions(home=tmp_path, gpus=0).placement(profile).resources.compile
+    assert place(PlacementOptions(home=tmp_path, gpus=8), "d12").resources.compile
+    assert not place(PlacementOptions(home=tmp_path, gpus=0), "d12").resources.compile
     where = PlacementOptions(home=tmp_path, gpus=8, compile=False)
-    assert not where.placement(profile).resources.compile
+    assert not place(where, "d12").resources.compile
     where = PlacementOptions(home=tmp_path, gpus=1, compile=True)
-    assert where.placement(open_profile("tiny")).resources.compile
+    assert place(where).resources.compile
     assert capsys.readouterr().err == ""
     for asked, setting in (
         (PlacementOptions(compile=True), "compile=true"),
@@ -50,28 +61,28 @@ def test_kernels_are_compiled_on_a_gpu_only(tmp_path, capsys):
         (PlacementOptions(place=("compile=blocks",)), "compile=blocks"),
     ):
         where = replace(asked, home=tmp_path, gpus=0)
-        assert not where.placement(profile).resources.compile
+        assert not place(where, "d12").resources.compile
         assert capsys.readouterr().err.startswith(f"warning: {setting} counts on a GPU only: ")
 
 
 def test_sinks_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
     options = PlacementOptions(home=tmp_path, gpus=0)
-    assert options.placement(open_profile("tiny")).resources.sinks == ("wandb", "trackio")
+    assert place(options).resources.sinks == ("wandb", "trackio")
     monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
     with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
-        PlacementOptions(home=tmp_path, gpus=0).placement(open_profile("tiny"))
+        place(PlacementOptions(home=tmp_path, gpus=0))
 
 
 def test_a_package_that_is_missing_is_named_before_the_first_stage(tmp_path, capsys):
     where = PlacementOptions(home=tmp_path, gpus=0, attention="fa3", place=("sinks=wandb",))
-    where.placement(open_profile("tiny"))
+    place(where)
     said = capsys.readouterr().err
     assert "fa3 needs the package flash_attn_interface, which is not installed here: " in said
     if not importlib.util.find_spec("wandb"):
         assert "wandb needs the package wandb" in said
         assert "pip install 'nanochat-flows[trackers]'" in said
-    PlacementOptions(home=tmp_path, gpus=0, attention="sdpa").placement(open_profile("tiny"))
+    place(PlacementOptions(home=tmp_path, gpus=0, attention="sdpa"))
     assert capsys.readouterr().err == ""
 
 
@@ -115,8 +126,7 @@ def test_what_cannot_be_together_is_refused(transcript, tmp_path):
     where = PlacementOptions(
         home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
     )
-    tiny = open_profile("tiny")
-    transcript.refused("device_batch_size", ConfigError, where.placement, tiny)
+    transcript.refused("device_batch_size", ConfigError, place, where)
 
 
 def test_text_on_the_command_line_may_be_a_relative_path():
