@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -110,18 +111,6 @@ _SHOWN_DIGITS = 12  # of a suite's digest, in messages
 _TOLERANCE = 2e-4
 
 
-@dataclass(frozen=True)
-class AnswerPair:
-    """Two artifacts' answers to one question."""
-
-    task: str
-    place: int  # index among the task's questions
-    old: str
-    new: str
-    was_right: bool
-    is_right: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """Paired answers to the questions of a task, of the first artifact and another one."""
@@ -131,7 +120,9 @@ class Answers:
     kept: int  # right in both
     gained: int  # wrong in the first, right in the other
     lost: int  # right in the first, wrong in the other
-    changed: tuple[AnswerPair, ...]  # every question whose answer or correctness differs
+    # Each question whose answer or correctness differs: task, place (the index among the task's
+    # questions), old and new answer, was_right, is_right.
+    changed: Sequence[Mapping[str, Any]]
 
     @property
     def interval(self) -> Interval:
@@ -218,34 +209,32 @@ def _pair_answers(
     """Pair two tables of answers; why tasks are left out: they had other questions."""
     earlier = {(row["task"], row["place"]): row for row in first}
     others: dict[str, None] = {}
-    by_task: dict[str, list[AnswerPair]] = {}
+    by_task: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(other, key=lambda row: (row["task"], row["place"])):
         if (before := earlier.get((row["task"], row["place"]))) is None:
             continue
         if any(before[name] != row[name] for name in _ASKED if name in before and name in row):
             others[row["task"]] = None
         by_task.setdefault(row["task"], []).append(
-            AnswerPair(
-                task=row["task"],
-                place=row["place"],
-                old=str(before["answer"]),
-                new=str(row["answer"]),
-                was_right=before["correct"],
-                is_right=row["correct"],
-            )
+            {
+                **{"task": row["task"], "place": row["place"]},
+                **{"old": str(before["answer"]), "new": str(row["answer"])},
+                **{"was_right": before["correct"], "is_right": row["correct"]},
+            }
         )
     paired = {task: _sum_up(task, pairs) for task, pairs in by_task.items() if task not in others}
     return paired, f"the questions differ in {', '.join(others)}" if others else None
 
 
-def _sum_up(task: str, answers: Sequence[AnswerPair]) -> Answers:
+def _sum_up(task: str, answers: Sequence[Mapping[str, Any]]) -> Answers:
+    were_and_are = Counter((each["was_right"], each["is_right"]) for each in answers)
     return Answers(
         task=task,
         total=len(answers),
-        kept=sum(a.is_right and a.was_right for a in answers),
-        gained=sum(a.is_right and not a.was_right for a in answers),
-        lost=sum(a.was_right and not a.is_right for a in answers),
-        changed=tuple(a for a in answers if a.old != a.new or a.was_right != a.is_right),
+        kept=were_and_are[True, True],
+        gained=were_and_are[False, True],
+        lost=were_and_are[True, False],
+        changed=[a for a in answers if a["old"] != a["new"] or a["was_right"] != a["is_right"]],
     )
 
 

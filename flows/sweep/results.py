@@ -62,17 +62,25 @@ class PointResult:
     """The scores of one point."""
 
     point: SweepPoint
-    by_seed: Mapping[int, Manifest]  # the runs that count, in order
-    scores: tuple[float, ...]  # of these
-    has_failed: bool
+    made: Mapping[int, Manifest | None]  # by seed, of those that it may use; None: it failed
+    scores: Mapping[int, float]  # by seed, of the runs that count
     stopped: str  # why it has fewer seeds than others; "": it has all
-    from_base: tuple[float, ...]  # the score less the base's, for each seed that both have
-    unscored: tuple[str, ...]  # why runs that ended well have no score, a sentence each
+    from_base: Sequence[float]  # the score less the base's, for each seed that both have
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a run failed, or has no score."""
+        return len(self.scores) < len(self.made)
+
+    @property
+    def by_seed(self) -> dict[int, Manifest]:
+        """The runs that count, in order."""
+        return {seed: made for seed, made in self.made.items() if made and seed in self.scores}
 
     @property
     def mean(self) -> float | None:
         """The mean score; None if no run ended well."""
-        return statistics.fmean(self.scores) if self.scores else None
+        return statistics.fmean(self.scores.values()) if self.scores else None
 
     @property
     def core(self) -> float | None:
@@ -108,24 +116,16 @@ def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
     base: dict[int, float] = {}
     for point, count in zip(sweep.points, allowed, strict=True):
         made = {seed: results.get(point.member(seed)) for seed in seeds[:count]}
-        built = {seed: manifest for seed, manifest in made.items() if manifest is not None}
-        scores = {s: x for s, m in built.items() if (x := score_of(sweep, m)) is not None}
+        scores = {s: x for s, m in made.items() if m and (x := score_of(sweep, m)) is not None}
         base = scores if point is sweep.points[0] else base
+        after = f"after {count} seed{'s' if count > 1 else ''}"
         found.append(
             PointResult(
                 point=point,
-                by_seed={seed: built[seed] for seed in scores},
-                scores=tuple(scores.values()),
-                has_failed=len(scores) < len(made),
-                stopped=""
-                if count == len(seeds)
-                else f"after {count} seed{'s' if count > 1 else ''}",
-                from_base=tuple(scores[seed] - base[seed] for seed in scores if seed in base),
-                unscored=tuple(
-                    f"{point.member(seed)} has no {sweep.metric}{_reasons(manifest)}"
-                    for seed, manifest in built.items()
-                    if seed not in scores
-                ),
+                made=made,
+                scores=scores,
+                stopped=after if count < len(seeds) else "",
+                from_base=[scores[seed] - base[seed] for seed in scores if seed in base],
             )
         )
     return found
@@ -295,7 +295,9 @@ def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
     if len(sweep.request.seeds) == 1:
         yield "one seed has no interval: it does not show which difference is noise"
     for each in found:
-        yield from each.unscored
+        for seed, made in each.made.items():
+            if made and seed not in each.scores:
+                yield f"{each.point.member(seed)} has no {sweep.metric}{_reasons(made)}"
     for each in found[1:]:
         for stage in ("rows", "task_data"):
             if any(_differs(stage, found[0], each, seed) for seed in each.by_seed):
@@ -338,7 +340,7 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
             {
                 "label": each.point.label,
                 "settings": each.point.settings,
-                "scores": dict(zip(map(str, each.by_seed), each.scores, strict=True)),
+                "scores": {str(seed): score for seed, score in each.scores.items()},
                 "fingerprints": {str(s): made.fingerprint for s, made in each.by_seed.items()},
                 "mean": each.mean,
                 "core": each.core,
