@@ -95,23 +95,21 @@ def _leaves(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, T
 
 def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
     """Return the words of the profile nearest to `wanted`, and the settings that still differ."""
+    # At equal distance the profile that needs no --depth wins.
+    return min(_candidates(wanted), key=lambda found: (len(found[1]), len(found[0])))
+
+
+def _candidates(wanted: Settings) -> Iterator[tuple[list[str], list[str]]]:
     depth = wanted["model.depth"]
-    best: tuple[list[str], list[str]] | None = None
     for name, make in PROFILES.items():
         try:
             run = make(depth).run
         except (ConfigError, ArithmeticError, ValueError):
             continue  # this profile has no model of this depth
         there = dict(_leaves(run.tree()))
-        changed = [name for name in wanted if name != SNAPSHOT and wanted[name] != there[name]]
         usual = inspect.signature(make).parameters["depth"].default
         words = [name] if depth == usual else [name, "--depth", str(depth)]
-        # At equal distance the profile that needs no --depth wins.
-        if best is None or (len(changed), len(words)) < (len(best[1]), len(best[0])):
-            best = words, changed
-    if best is None:
-        raise AssertionError(f"no profile has a model of depth {depth}")
-    return best
+        yield words, [n for n in wanted if n != SNAPSHOT and wanted[n] != there[n]]
 
 
 def _text(value: Tree) -> str:
