@@ -97,9 +97,8 @@ def collect(
     # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
     sweeper = Sweeper(store, claim(), clock=clock, pause=pause, log=log)
     try:
-        # The store's clock: a wrong one of this machine would delete too early.
-        key = SWEEP.lease_key
-        now = store.head(key).modified + store.get_stored(key).age
+        # The store's clock, which has just dated the lease: ours may be wrong.
+        now = store.head(SWEEP.lease_key).modified
         records = Records(store, threads=threads, beat=sweeper.beat)
         survey = plan_collection(records, rules, now=now, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.

@@ -64,7 +64,7 @@ class VersionedObject:
 
     data: bytes
     version: str  # opaque; another one when the bytes are others, perhaps when they are the same
-    age: float  # seconds since it was written, both moments by the store's own clock
+    age: float  # seconds since it was written, by the store's clock if it has one; for people
 
 
 # Called with the number of bytes transferred since the last call, from any thread. A negative

@@ -46,9 +46,6 @@ _SWAP_LOCK = "swap.lock"  # in it too
 _SECONDS_TO_SWAP = 5.0  # a swap takes milliseconds
 _SECONDS_BETWEEN_TRIES = 0.002
 _HINTS = {
-    errno.ENOSPC: "free some space, or point NANOCHAT_STORE at another disk",
-    errno.EDQUOT: "free some space, or point NANOCHAT_STORE at another disk",
-    errno.EACCES: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
     **dict.fromkeys(
         (errno.EPERM, errno.EOPNOTSUPP),
         "check who owns it, and that its file system has hard links: exFAT has none",
@@ -57,8 +54,8 @@ _HINTS = {
         (errno.ENOLCK, errno.ENOSYS),
         "its file system locks no files: mount it with locks, or use an S3 store",
     ),
-    errno.EROFS: "the disk is mounted read-only; point NANOCHAT_STORE elsewhere",
 }
+_ELSEWHERE = "free some space or check the owner, or point NANOCHAT_STORE at another directory"
 
 # Errors of a file server that is unreachable, or of a failing disk.
 _AWAY = {errno.EIO, errno.ESTALE, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
@@ -85,9 +82,7 @@ class LocalStore:
 
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
-        final = self._path(key)
-        with self._written([data]) as temporary:
-            self._replace(temporary, final)
+        self._write(key, [data])
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
@@ -132,7 +127,7 @@ class LocalStore:
         """See Store."""
         with self._reading(key):
             data, written = read_plain(self._path(key), limit=MAX_RECORD)
-            age = max(0.0, self._now() - written)
+        age = max(0.0, time.time() - written)
         return VersionedObject(data=data, version=_version(data), age=age)
 
     def head(self, key: str) -> ObjectInfo:
@@ -160,12 +155,8 @@ class LocalStore:
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        final = self._path(key)
-        with (
-            path.open("rb") as source,
-            self._written(_blocks(source, on_bytes)) as temporary,
-        ):
-            self._replace(temporary, final)
+        with path.open("rb") as source:
+            self._write(key, _blocks(source, on_bytes))
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store.
@@ -179,7 +170,7 @@ class LocalStore:
             status = os.fstat(object_.fileno())
             check_size(source.as_uri(), status.st_size, size)
             is_ours = os.geteuid() == status.st_uid != 0
-            if is_ours and _link(source, path, status):
+            if is_ours and _link(source, path):
                 on_bytes(status.st_size)
                 return
             with replacing(path) as temporary, temporary.open("xb") as copy:
@@ -209,10 +200,12 @@ class LocalStore:
             check_folder(self._root, check_key(key).rpartition("/")[0])
         return self._root / key
 
-    def _replace(self, temporary: Path, final: Path) -> None:
-        self._make_directory(final.parent)
-        temporary.replace(final)
-        sync_directory(final.parent)
+    def _write(self, key: str, blocks: Iterable[bytes]) -> None:
+        final = self._path(key)
+        with self._written(blocks) as temporary:
+            self._make_directory(final.parent)
+            temporary.replace(final)
+            sync_directory(final.parent)
 
     def _make_directory(self, path: Path) -> None:
         """Create a directory of the store and its parents, and flush each new name to the disk."""
@@ -226,28 +219,23 @@ class LocalStore:
         sync_directory(path.parent)
 
     @contextlib.contextmanager
-    def _temporary(self) -> Generator[Path]:
-        """Yield a free path on the store's file system; what is left there is removed."""
-        self._check_reachable()
-        check_folder(self._root, _TEMPORARY)
-        self._make_directory(self._root / _TEMPORARY)
-        self._was_seen = True
-        path = self._root / _TEMPORARY / uuid.uuid4().hex
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
     def _written(self, blocks: Iterable[bytes]) -> Generator[Path]:
         """Yield a path on the store's file system with these bytes, which are on the disk."""
-        with self._writing(), self._temporary() as path:
-            with path.open("xb") as file:
-                file.writelines(blocks)
-                file.flush()
-                os.fchmod(file.fileno(), 0o444)
-                os.fsync(file.fileno())
-            yield path
+        with self._writing():
+            self._check_reachable()
+            check_folder(self._root, _TEMPORARY)
+            self._make_directory(self._root / _TEMPORARY)
+            self._was_seen = True
+            path = self._root / _TEMPORARY / uuid.uuid4().hex
+            try:
+                with path.open("xb") as file:
+                    file.writelines(blocks)
+                    file.flush()
+                    os.fchmod(file.fileno(), 0o444)
+                    os.fsync(file.fileno())
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _swapping(self, lock: Path) -> Generator[None]:
@@ -271,15 +259,6 @@ class LocalStore:
             yield
         finally:
             os.close(descriptor)
-
-    def _now(self) -> float:
-        """Return unix seconds by the clock that stamps the files: a file server has its own."""
-        try:
-            with self._temporary() as temporary:
-                temporary.touch()
-                return temporary.stat().st_mtime
-        except OSError:  # a store that we may only read
-            return time.time()
 
     def _check_reachable(self) -> None:
         was_seen = self._was_seen  # read first: another thread may be creating the directory
@@ -324,7 +303,7 @@ class LocalStore:
             kind = StoreUnavailable if is_away else StoreError
             raise kind(
                 f"store {self.url} refuses: {reason_of(error)}{where}",
-                hint=_HINTS.get(error.errno or 0, "check the disk, then run the command again"),
+                hint=_HINTS.get(error.errno or 0, _ELSEWHERE),
             ) from error
 
 
@@ -338,15 +317,10 @@ def _blocks(file: BinaryIO, on_bytes: OnBytes) -> Iterator[bytes]:
         on_bytes(len(block))
 
 
-def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
-    """Make `target` a hard link to `source`, over an older file, and return True.
-
-    Returns False if there can be no link, or if `source` is no longer the file that was `opened`.
-    """
+def _link(source: Path, target: Path) -> bool:
+    """Make `target` a hard link to `source`, over an older file; return whether it is one."""
     # An OSError: another file system, or one without hard links.
     with contextlib.suppress(OSError), replacing(target, mode=None) as temporary:
         os.link(source, temporary)
-        if not os.path.samestat(temporary.lstat(), opened):
-            raise FileNotFoundError(source)
         return True
     return False

@@ -7,8 +7,8 @@ only `S3Store` can find out whether its own write took effect, so it repeats eve
 import functools
 import os
 import re
-import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.session  # pyright: ignore[reportMissingTypeStubs]
@@ -75,8 +75,34 @@ def make_manager(client: Any, repeat: Callable[[Callable[[], Any]], Any], tries:
 
     `repeat` calls a request until it is answered; a body that is cut off is fetched `tries` times.
     """
+
+    def ask(verb: str, **arguments: Any) -> Any:
+        def send() -> Any:
+            if "Body" in arguments:
+                arguments["Body"].seek(0)
+            answer = getattr(client, verb)(**arguments)
+            if "Range" in arguments and "ContentRange" not in answer:
+                answer["Body"].close()
+                raise StoreError(
+                    "the store answers a range request with the whole object",
+                    hint="use a store that reads ranges; a proxy before it may ignore them",
+                )
+            return answer
+
+        return repeat(send)
+
+    requests = SimpleNamespace(meta=client.meta)
+    for verb in (
+        "create_multipart_upload",
+        "upload_part",
+        "complete_multipart_upload",
+        "get_object",
+    ):
+        setattr(requests, verb, functools.partial(ask, verb))
+    # Once: after a failed upload the store may be away, and gc aborts what is left.
+    requests.abort_multipart_upload = client.abort_multipart_upload
     return TransferManager(
-        _Requests(client, repeat),
+        requests,
         TransferConfig(
             multipart_threshold=PART,
             multipart_chunksize=PART,
@@ -87,49 +113,12 @@ def make_manager(client: Any, repeat: Callable[[Callable[[], Any]], Any], tries:
     )
 
 
-class _Requests:
-    """The client as the manager sees it: each request of a part is repeated by itself."""
-
-    def __init__(self, client: Any, repeat: Callable[[Callable[[], Any]], Any]) -> None:
-        self.meta = client.meta
-        self._client = client
-        self._repeat = repeat
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        send = getattr(self._client, verb)
-        # After a failed upload the store may be away: gc aborts what is left.
-        return send if verb == "abort_multipart_upload" else functools.partial(self._ask, send)
-
-    def _ask(self, send: Callable[..., Any], **arguments: Any) -> Any:
-        def ask() -> Any:
-            if "Body" in arguments:
-                arguments["Body"].seek(0)
-            answer = send(**arguments)
-            if "Range" in arguments and "ContentRange" not in answer:
-                answer["Body"].close()
-                raise StoreError(
-                    "the store answers a range request with the whole object",
-                    hint="use a store that reads ranges; a proxy before it may ignore them",
-                )
-            return answer
-
-        return self._repeat(ask)
-
-
 class Progress(BaseSubscriber):
-    """Bytes of one try of a transfer, reported as they go; negative if they go again."""
+    """Reports the bytes of a transfer."""
 
     def __init__(self, on_bytes: OnBytes) -> None:
         self._on_bytes = on_bytes
-        self._lock = threading.Lock()
-        self._done = 0
 
     def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
-        """Handle the manager's event."""
-        with self._lock:
-            self._done += bytes_transferred
+        """Handle the manager's event; a negative number means that they are transferred again."""
         self._on_bytes(bytes_transferred)
-
-    def take_back(self) -> None:
-        """Report that all bytes go again."""
-        self._on_bytes(-self._done)

@@ -170,44 +170,43 @@ class S3Store:
             return
         tag = uuid.uuid4().hex
 
-        def send(progress: Progress) -> None:
-            lost: Exception | None = None
+        def send() -> None:
+            code = ""
             try:
-                extra = {"Metadata": {"upload": tag}}
-                self._transfers.upload(str(path), self.bucket, name, extra, [progress]).result()
+                extra, watch = {"Metadata": {"upload": tag}}, [Progress(on_bytes)]
+                self._transfers.upload(str(path), self.bucket, name, extra, watch).result()
             except ClientError as error:
                 # The upload is also unknown if it was completed and only the answer was lost.
-                if code_of(error) not in LOST_UPLOAD:
+                if (code := code_of(error)) not in LOST_UPLOAD:
                     raise
-                lost = error
             with contextlib.suppress(ObjectNotFound):
                 found: Any = self._repeat(lambda: self._head(key))
                 if (found["ContentLength"], found.get("Metadata", {}).get("upload")) == (size, tag):
                     return
-            why = f" ({code_of(lost)})" if lost else ""
-            raise Replaced(f"the store does not show the {size} bytes sent{why}")
+            raise Replaced(f"the store does not show the {size} bytes sent: {code}".rstrip(": "))
 
-        self._transfer(f"put {key}", send, on_bytes)
+        self._transfer(f"put {key}", send)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         name = self.prefix + check_key(key)
 
-        def download(progress: Progress) -> None:
+        def download() -> None:
             found = self.head(key)
             check_size(f"{self.url}/{key}", found.size, size)
             if found.size <= PART:
                 temporary.write_bytes(self.get(key, size=size))
                 on_bytes(found.size)
                 return
+            watch = [Progress(on_bytes)]
             with contextlib.suppress(S3DownloadFailedError):  # a part is of another object
-                self._transfers.download(self.bucket, name, str(temporary), {}, [progress]).result()
+                self._transfers.download(self.bucket, name, str(temporary), {}, watch).result()
                 if temporary.stat().st_size == found.size:
                     return
             raise Replaced("the object was replaced while it was fetched")
 
         with writing_to(path), replacing(path) as temporary:
-            self._transfer(f"get {key}", download, on_bytes)
+            self._transfer(f"get {key}", download)
 
     def abort_stale_uploads(self, *, before: float) -> int:
         """See Store."""
@@ -296,12 +295,9 @@ class S3Store:
         """Return all bytes of an object, and the answer; read none if they exceed `limit`."""
         source, answer = f"{self.url}/{key}", self.request("get_object", key)
         with contextlib.closing(answer["Body"]) as body:
-            check_size(source, answer.get("ContentLength", 0), limit)
-            data: bytes = body.read(limit + 1)
-            check_size(source, len(data), limit)
-            # Botocore compares the length with Content-Length only when it reads past the end.
-            body.read(1)
-        return data, answer
+            # Without a length the body might have no end.
+            check_size(source, answer.get("ContentLength", limit + 1), limit)
+            return body.read(), answer
 
     def _head(self, key: str) -> Any:
         """Return the answer to a HEAD, or that to a GET without its body."""
@@ -320,23 +316,14 @@ class S3Store:
         with self._explaining(what):
             return self._repeat(operation)
 
-    def _transfer(self, what: str, transfer: Callable[[Progress], None], on_bytes: OnBytes) -> None:
+    def _transfer(self, what: str, transfer: Callable[[], None]) -> None:
         """Transfer a file; begin again if its upload was lost or its object replaced.
 
         However long a large file takes: its requests are repeated one by one.
         """
-
-        def attempt() -> None:
-            progress = Progress(on_bytes)
-            try:
-                transfer(progress)
-            except Replaced:
-                progress.take_back()
-                raise
-
         with self._explaining(what):
             policy = replace(self._retry_policy, tries=TRIES, deadline=inf)
-            until_answered(attempt, Replaced, policy=policy, on_failure=_note)
+            until_answered(transfer, Replaced, policy=policy, on_failure=_note)
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Generator[None]:

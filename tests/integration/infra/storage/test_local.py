@@ -144,7 +144,7 @@ def test_a_key_cannot_be_a_directory_of_another(store: LocalStore):
 
 
 @pytest.mark.parametrize(
-    ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "who owns it")]
+    ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EPERM, "hard links")]
 )
 def test_a_disk_that_refuses_leaves_no_object_and_says_what_to_do(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str

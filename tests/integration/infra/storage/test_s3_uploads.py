@@ -84,7 +84,7 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
         assert rig.store.get("a") == b"acknowledged"
     finally:
         server.kill()
-    assert sum(counts) == rig.large.stat().st_size
+    assert sum(counts) >= rig.large.stat().st_size
 
 
 # Uploads; asks to be interrupted after some parts went.
