@@ -24,6 +24,7 @@ from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import IMPATIENT, PART, set_part
 from tests.support.infra.storage.misbehaviour import Fault, Kind
 from tests.support.infra.storage.s3_server import S3Server, client_environment
+from tests.support.infra.storage.verbs import OF_KEYS, READS
 from tests.support.reliability.memory_store import MemoryStore
 from tests.support.reliability.sim_s3 import SimS3Store, Simulated
 from tests.support.reliability.sim_store import SimStore
@@ -209,17 +210,10 @@ def test_one_of_eight_writers_wins_a_race_and_its_bytes_stay(
 
 
 def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_path: Path) -> None:
-    store, key = place.store, place.key("none")
-    asks: list[Callable[[], object]] = [
-        lambda: store.get(key),
-        lambda: store.get_stored(key),
-        lambda: store.head(key),
-        lambda: store.fetch(key, tmp_path / "target", size=9),
-    ]
-    for ask in asks if place.name != "simulated S3" else asks[:3]:
+    for use in READS.values() if place.name != "simulated S3" else [READS["get"], READS["head"]]:
         with pytest.raises(ObjectNotFound):
-            ask()
-    store.delete(key)
+            use(place.store, place.key("none"), tmp_path / "none")
+    place.store.delete(place.key("none"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,17 +290,6 @@ def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: 
         *("", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".tmp/x", "a/.hidden", "a\\b", "a b"),
         *("a\n", "-x", "a/" + "x" * 201, "a\0", "\u00e9"),
     ):
-        uses: list[Callable[[], object]] = [
-            functools.partial(store.put, key, b""),
-            functools.partial(store.put_if_absent, key, b""),
-            functools.partial(store.put_if_same, key, b"", version="v"),
-            functools.partial(store.get, key),
-            functools.partial(store.get_stored, key),
-            functools.partial(store.head, key),
-            functools.partial(store.delete, key),
-            functools.partial(store.upload, key, source),
-            functools.partial(store.fetch, key, tmp_path / "target", size=9),
-        ]
-        for use in uses:
+        for use in OF_KEYS.values():
             with pytest.raises(StoreError, match="cannot be a key"):
-                use()
+                use(store, key, source)

@@ -2,7 +2,6 @@
 
 import gc
 import socket
-from collections.abc import Callable
 
 import pytest
 
@@ -11,31 +10,19 @@ from infra.storage.base import ObjectNotFound, StoreUnavailable
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fixtures import Rig
 from tests.support.infra.storage.misbehaviour import PAGE, Answer
+from tests.support.infra.storage.verbs import VERBS
 
-USES: dict[str, Callable[[Rig], object]] = {
-    "list": lambda rig: list(rig.store.list("")),
-    "get": lambda rig: rig.store.get("a"),
-    "head": lambda rig: rig.store.head("a"),
-    "put": lambda rig: rig.store.put("a", b"x"),
-    "upload": lambda rig: rig.store.upload("large", rig.large),
-    "stored": lambda rig: rig.store.get_stored("a"),
-    "absent": lambda rig: rig.store.put_if_absent("c", b"x"),
-    "delete": lambda rig: rig.store.delete("a"),
-    "fetch": lambda rig: rig.store.fetch("a", rig.target, size=9),
-    "uploads": lambda rig: rig.store.abort_stale_uploads(before=1e12),
-}
-SEVERAL = ("list", "get", "head", "put", "upload", "fetch", "uploads")
+SEVERAL = ("list", "get", "head", "put", "upload", "fetch", "abort")
 MAX_REQUESTS = 24  # of an upload: eight tries of each of three rounds
 
 
-def refused(rig: Rig, use: Callable[[Rig], object], match: str) -> str:
-    """Return the hint of the error that a use raises, which is one line after few requests."""
+def refused(rig: Rig, verb: str, match: str, kind: type[StoreError] = StoreError) -> str:
+    """Return the hint of the error that a verb raises, which is one line after few requests."""
     rig.requests.clear()
-    with pytest.raises(StoreError, match=match) as caught:
-        use(rig)
+    with pytest.raises(kind, match=match) as caught:
+        VERBS[verb](rig.store, "a", rig.large)
     assert "\n" not in str(caught.value)
-    assert len(rig.requests) <= (MAX_REQUESTS if use is USES["upload"] else 6)
-    assert rig.objects == {}
+    assert len(rig.requests) <= (MAX_REQUESTS if verb == "upload" else 6)
     return caught.value.hint or ""
 
 
@@ -49,7 +36,8 @@ def test_a_web_page_is_one_line_after_few_requests_whatever_was_asked(
 ) -> None:
     headers = {"Location": "http://portal.invalid/login"} if status != 200 else {}
     rig.serve_page(".*", status, headers)
-    assert "AWS_ENDPOINT_URL_S3, AWS_REGION" in refused(rig, USES[use], rig.endpoint)
+    assert "AWS_ENDPOINT_URL_S3, AWS_REGION" in refused(rig, use, rig.endpoint)
+    assert rig.objects == {}
 
 
 BODIES = {
@@ -66,7 +54,7 @@ BODIES = {
 def test_what_is_no_listing_of_this_bucket_is_never_an_empty_store(rig: Rig) -> None:
     for body in BODIES.values():
         rig.answer = lambda request, body=body: Answer(body=body)
-        refused(rig, USES["list"], f"store s3://fake/.*{rig.endpoint}")
+        refused(rig, "list", f"store s3://fake/.*{rig.endpoint}")
     named = b"<?xml version='1.0'?>\n<ListBucketResult><Name>fake</Name></ListBucketResult>"
     rig.answer = lambda request: Answer(body=named)  # without a namespace
     assert list(rig.store.list("")) == []
@@ -102,17 +90,16 @@ def test_a_proxys_plain_refusal_is_an_outage_of_a_store_that_has_worked(
     rig.store.check_conditions()
     for status in (400, 401, 403, 404) if body == "text" else (404,):
         rig.answer = lambda request, status=status: Answer(status=status, body=PROXIES[body])
-        for use in USES.values() if status == 404 else (USES["get"], USES["head"]):
+        for verb in VERBS if status == 404 else ("get", "head"):
             error = rf"{rig.endpoint}: an answer that is not S3's \({status}\)"
-            with pytest.raises(StoreUnavailable, match=error):
-                use(rig)
+            refused(rig, verb, error, StoreUnavailable)
 
 
 @pytest.mark.parametrize("body", PROXIES)
 def test_a_plain_refusal_of_what_was_never_a_store_is_one_line_at_once(rig: Rig, body: str) -> None:
     rig.answer = lambda request: Answer(status=404, body=PROXIES[body])
-    for use in USES.values() if body == "text" else (USES["get"], USES["list"]):
-        refused(rig, use, f"{rig.endpoint}: an answer that is not")
+    for verb in VERBS if body == "text" else ("get", "list"):
+        refused(rig, verb, f"{rig.endpoint}: an answer that is not")
 
 
 @pytest.mark.parametrize("size", [10, 9 << 20], ids=["small", "large"])
@@ -136,4 +123,4 @@ def _peer(one: socket.socket) -> object:
 
 def test_a_bucket_that_has_moved_names_its_region(rig: Rig) -> None:
     rig.serve_page(".*", 301, {"x-amz-bucket-region": "eu-west-1"})
-    assert "AWS_REGION=eu-west-1" in refused(rig, USES["get"], "301: Moved Permanently")
+    assert "AWS_REGION=eu-west-1" in refused(rig, "get", "301: Moved Permanently")

@@ -1,9 +1,7 @@
 """The store in a directory: whole objects or none, and "cannot reach" never means "not there"."""
 
 import errno
-import hashlib
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,8 +13,7 @@ from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
-
-VERSION = hashlib.sha256(b"x").hexdigest()
+from tests.support.infra.storage.verbs import READS, VERBS
 
 
 @pytest.fixture
@@ -47,23 +44,15 @@ def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, 
 
 def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: Path):
     store = LocalStore(tmp_path / "not-mounted" / "store")
-    for use in (
-        lambda: store.get("a"),
-        lambda: store.head("a"),
-        lambda: list(store.list("a/")),
-        lambda: store.delete("a"),
-        lambda: store.put("a", b""),
-        lambda: store.put_if_absent("a", b""),
-        lambda: store.fetch("a", tmp_path / "target", size=1),
-        lambda: store.abort_stale_uploads(before=0.0),
-    ):
+    (tmp_path / "source").write_bytes(b"")
+    for use in VERBS.values():
         with pytest.raises(StoreError, match="not-mounted does not exist") as caught:
-            use()
+            use(store, "a/b", tmp_path / "source")
         assert caught.value.hint
     assert not (tmp_path / "not-mounted").exists()
 
 
-@pytest.mark.parametrize("use", ["get", "get_stored", "head", "fetch"])
+@pytest.mark.parametrize("use", READS)
 def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
 ) -> None:
@@ -80,30 +69,24 @@ def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
 
     for module in (local, plain_files):
         monkeypatch.setattr(module, "open_plain", look_too_early)
-    more = {"path": tmp_path / "target", "size": 1} if use == "fetch" else {}
     with pytest.raises(StoreUnavailable, match="is gone"):
-        getattr(store, use)("a", **more)
+        READS[use](store, "a", tmp_path / "source")
 
 
 @pytest.mark.parametrize(
     ("function", "use"),
     [
-        ("check_folder", lambda store, path: list(store.list(""))),
-        ("os.fsync", lambda store, path: store.put("b", b"")),
-        ("os.fsync", lambda store, path: store.put_if_absent("b", b"")),
-        ("sync_directory", lambda store, path: store.put("b/c/d", b"")),
-        ("read_plain", lambda store, path: store.put_if_same("a", b"y", version=VERSION)),
-        ("os.fsync", lambda store, path: store.upload("b", path)),
-        ("check_folder", lambda store, path: store.abort_stale_uploads(before=0.0)),
+        ("check_folder", "list"),
+        ("os.fsync", "put"),
+        ("os.fsync", "put_if_absent"),
+        ("sync_directory", "put"),
+        ("read_plain", "put_if_same"),
+        ("os.fsync", "upload"),
+        ("check_folder", "abort"),
     ],
-    ids=["list", "put", "put_if_absent", "folders", "put_if_same", "upload", "abort"],
 )
 def test_a_disk_that_goes_during_a_call_is_gone_and_no_other_takes_its_place(
-    store: LocalStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    function: str,
-    use: Callable[[LocalStore, Path], object],
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, use: str
 ) -> None:
     store.put("a", b"x")
     root, away = tmp_path / "store", tmp_path / "away"
@@ -119,7 +102,7 @@ def test_a_disk_that_goes_during_a_call_is_gone_and_no_other_takes_its_place(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, go_first)
         with pytest.raises(StoreUnavailable, match="is gone"):
-            use(store, tmp_path / "file")
+            VERBS[use](store, "b/c/d" if function == "sync_directory" else "b", tmp_path / "file")
     assert not root.exists()
     away.rename(root)
     assert [entry.key for entry in store.list("")] == ["a"]
@@ -129,9 +112,9 @@ def test_a_disk_that_goes_during_a_call_is_gone_and_no_other_takes_its_place(
 def test_a_file_in_the_place_of_the_store_is_an_error(tmp_path: Path):
     (tmp_path / "store").write_text("")
     store = LocalStore(tmp_path / "store")
-    for use in (lambda: store.get("a"), lambda: store.put("a", b""), lambda: list(store.list(""))):
+    for name in ("get", "put", "list"):
         with pytest.raises(StoreError, match="is a file"):
-            use()
+            VERBS[name](store, "a", tmp_path / "source")
 
 
 def test_a_key_cannot_be_a_directory_of_another(store: LocalStore):
@@ -149,21 +132,16 @@ def test_a_key_cannot_be_a_directory_of_another(store: LocalStore):
 def test_a_disk_that_refuses_leaves_no_object_and_says_what_to_do(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
 ):
-    source = tmp_path / "source"
-    source.write_bytes(b"12")
+    (tmp_path / "source").write_bytes(b"12")
     store.put("a/old", b"old")
 
     def refuse(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", refuse)
-    for use in (
-        lambda: store.put("a/old", b"new"),
-        lambda: store.put_if_absent("a/b", b"x"),
-        lambda: store.upload("a/c", source),
-    ):
+    for key, name in (("a/old", "put"), ("a/b", "put_if_absent"), ("a/c", "upload")):
         with pytest.raises(StoreError, match=os.strerror(number).lower()) as caught:
-            use()
+            VERBS[name](store, key, tmp_path / "source")
         assert hint in (caught.value.hint or "")
     assert [entry.key for entry in store.list("")] == ["a/old"]
     assert store.get("a/old") == b"old"

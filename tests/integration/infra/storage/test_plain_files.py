@@ -11,6 +11,7 @@ from infra.storage.base import BadObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.owners import own_as_user, path_of
+from tests.support.infra.storage.verbs import CONDITIONAL, OF_KEYS, OF_STORES, READS, WRITES
 
 
 def make_socket(path: Path) -> None:
@@ -45,18 +46,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore:
 def test_what_is_no_plain_file_is_one_line_and_nothing_waits_for_it(
     store: LocalStore, tmp_path: Path
 ) -> None:
-    uses: list[Callable[[], object]] = [
-        lambda: store.get("a/x"),
-        lambda: store.get("a/x", size=9),
-        lambda: store.get_stored("a/x"),
-        lambda: store.head("a/x"),
-        lambda: store.fetch("a/x", tmp_path / "target", size=9),
-        lambda: store.put_if_absent("a/x", b"mine"),
-        lambda: store.put_if_same("a/x", b"mine", version="v"),
-    ]
-    for use in uses:
+    for use in (READS | CONDITIONAL).values():
         with pytest.raises(BadObject, match=r"store/a/x is not a plain file") as caught:
-            use()
+            use(store, "a/x", tmp_path / "source")
         assert "\n" not in str(caught.value)
         assert caught.value.hint
     assert [entry.key for entry in store.list("")] == ["a/b"]
@@ -101,29 +93,14 @@ def test_no_verb_follows_a_folder_that_is_a_link(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(outside)
     before = contents(outside)
-    uses: list[Callable[[], object]] = [
-        lambda: store.get("a/sub/b"),
-        lambda: store.get("a/sub/b", size=99),
-        lambda: store.get_stored("a/sub/b"),
-        lambda: store.head("a/sub/b"),
-        lambda: list(store.list("a/sub/")),
-        lambda: list(store.list("a/sub/b")),
-        lambda: store.put("a/sub/b", b"mine"),
-        lambda: store.put("a/sub/new/c", b"mine"),
-        lambda: store.put_if_absent("a/sub/c", b"mine"),
-        lambda: store.put_if_same("a/sub/b", b"mine", version="v"),
-        lambda: store.upload("a/sub/b", tmp_path / "store" / "other" / "x"),
-        lambda: store.fetch("a/sub/b", tmp_path / "target", size=16),
-        lambda: store.delete("a/sub/b"),
-    ]
-    for use in uses:
-        with pytest.raises(StoreError, match=rf"store/{folder} is a link") as caught:
-            use()
-        assert "\n" not in str(caught.value)
-        assert "remove the link" in (caught.value.hint or "")
+    for use in (*OF_KEYS.values(), OF_STORES["list"]):
+        for key in ("a/sub/b", "a/sub/new/c"):
+            with pytest.raises(StoreError, match=rf"store/{folder} is a link") as caught:
+                use(store, key, outside / "b")
+            assert "\n" not in str(caught.value)
+            assert "remove the link" in (caught.value.hint or "")
     assert contents(outside) == before
     assert [entry.key for entry in store.list("")] == ["other/x"]
-    assert not (tmp_path / "target").exists()
 
 
 def test_a_linked_directory_for_unfinished_files_is_refused(tmp_path: Path, outside: Path) -> None:
@@ -132,16 +109,9 @@ def test_a_linked_directory_for_unfinished_files_is_refused(tmp_path: Path, outs
     (tmp_path / "store" / ".tmp").rmdir()
     (tmp_path / "store" / ".tmp").symlink_to(outside)
     before = contents(outside)
-    uses: list[Callable[[], object]] = [
-        lambda: store.abort_stale_uploads(before=0.0),
-        lambda: store.put("a/b", b"mine"),
-        lambda: store.put_if_absent("a/c", b"mine"),
-        lambda: store.put_if_same("a/b", b"mine", version="v"),
-        lambda: store.upload("a/b", outside / "b"),
-    ]
-    for use in uses:
+    for use in (*WRITES.values(), OF_STORES["abort"]):
         with pytest.raises(StoreError, match=r"store/\.tmp is a link") as caught:
-            use()
+            use(store, "a/c", outside / "b")
         assert "remove the link" in (caught.value.hint or "")
     assert contents(outside) == before
     assert store.get("a/b") == b"object"
@@ -186,19 +156,10 @@ def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
     user = own_as_user(tmp_path / "store", monkeypatch)
     if not is_ours:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    store.fetch("a", tmp_path / "target", size=6)
-    assert (tmp_path / "target").read_bytes() == b"object"
-    assert (tmp_path / "target").samefile(path) == is_ours
-
-
-def test_a_second_fetch_to_a_path_that_shares_the_object_leaves_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = LocalStore(tmp_path / "store")
-    store.put("a", b"object")
-    own_as_user(tmp_path / "store", monkeypatch)
-    folder = tmp_path / "folder"
-    folder.mkdir()
+    target = tmp_path / "folder" / "target"
+    target.parent.mkdir()
     for _ in range(2):
-        store.fetch("a", folder / "target", size=6)
-    assert [path.name for path in folder.iterdir()] == ["target"]
+        store.fetch("a", target, size=6)
+        assert target.read_bytes() == b"object"
+        assert target.samefile(path) == is_ours
+    assert [path.name for path in target.parent.iterdir()] == ["target"]

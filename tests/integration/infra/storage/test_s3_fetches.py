@@ -18,6 +18,7 @@ from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import Object
 from tests.support.infra.storage.fixtures import PART, PARTS, Rig
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
+from tests.support.infra.storage.verbs import READS
 
 
 def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(rig: Rig) -> None:
@@ -86,10 +87,10 @@ def test_a_directory_that_is_not_there_is_reported_as_that(rig: Rig, tmp_path: P
 
 
 def test_an_object_that_is_absent_is_asked_for_once(rig: Rig) -> None:
-    for find in (rig.store.get, rig.store.get_stored, lambda key: rig.store.get(key, size=9)):
+    for name in ("get", "get of a size", "get_stored"):
         rig.requests.clear()
         with pytest.raises(ObjectNotFound):
-            find("a")
+            READS[name](rig.store, "a", rig.target)
         assert len(rig.requests) == 1
 
 

@@ -173,7 +173,6 @@ def _refusal(request: Request, fault: Fault, chance: random.Random) -> Answer | 
             headers = {"Content-Type": "text/html", **fault.headers}
             return Answer(status=fault.status, body=PAGE, headers=headers)
         case Kind.REFUSE:
-            time.sleep(fault.seconds)
             return FakeError(fault.status, fault.code, fault.headers).answer_to(request)
         case Kind.STATUS:
             codes = [*STATUSES, CONFLICT] if request.is_conditional else STATUSES

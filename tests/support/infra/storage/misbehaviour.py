@@ -38,7 +38,7 @@ class Kind(Enum):
     CUT = auto()  # the answer's body ends in the middle, then the connection is closed
     HANG = auto()  # carried out; no answer, the connection stays open
     BLACKHOLE = auto()  # not carried out; no answer, the connection stays open
-    REFUSE = auto()  # answered with `status` and `code` after `seconds`, not carried out
+    REFUSE = auto()  # answered with `status` and `code`, not carried out
     REFUSE_AFTER = auto()  # carried out, answered with `status` and `code`
     STATUS = auto()  # not carried out, answered with one of STATUSES
     ERROR_200 = auto()  # not carried out, answered with 200 and an error
@@ -103,7 +103,6 @@ class Fault:
     status: int = 503
     code: str = "SlowDown"
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    seconds: float = 0.0
     seen: int = 0
     fired: int = 0
 
