@@ -82,8 +82,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
             sizes = [_disk_use(e) + _disk_use(_unfinished(e)) for e in entries]
             total = sum(sizes)
             for entry, size in zip(entries, sizes, strict=True):
-                # An artifact whose files are hard links into a store frees no space.
-                if size and total > self.limit and _drop(entry):
+                if total > self.limit and _drop(entry):
                     total -= size
 
     def _entry(self, manifest: Manifest) -> Path:
@@ -191,16 +190,12 @@ def _last_use(entry: Path) -> float:
 
 
 def _disk_use(directory: Path) -> int:
-    """Return the bytes of disk space that removing `directory` would free."""
+    """Return the bytes of disk space that a directory takes."""
     total = 0
     for folder, _, names in os.walk(directory):  # ignores directories that vanish meanwhile
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(os.path.join(folder, name))
-                # More links: a local store on the same disk has the file too, so removing it here
-                # frees nothing until the store drops it.
-                if status.st_nlink == 1:
-                    total += status.st_blocks * _BLOCK
+                total += os.lstat(os.path.join(folder, name)).st_blocks * _BLOCK
     return total
 
 

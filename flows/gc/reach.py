@@ -51,7 +51,7 @@ class Edges:
 
         These are its inputs, those whose files it shares, and those whose revocation is its own.
         """
-        sharing = {ArtifactRef.parse(name) for name in self.attempts if "/" in name}
+        sharing = map(ArtifactRef.parse, self.attempts)
         return (*self.inputs, *sharing, *self.revocations)
 
 
@@ -277,8 +277,7 @@ def make_survey(
         name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
         for name, piece in garbage.items()
     }
-    due = {n: piece for n, piece in garbage.items() if n in marks and now - first[n] >= rules.grace}
-    # Only pieces of an earlier mark are due: even with grace 0 it takes two collections.
+    due = {name: piece for name, piece in garbage.items() if now - first[name] >= rules.grace}
     kept = _reached_by_waiting(garbage, due, roots, records)
     deletable = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
     places = [p.place for p in deletable.values() if p.kind == "artifact" and p.place]

@@ -78,7 +78,7 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
     "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 19),
     "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 0),
     "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 23),
-    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 16),
+    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 17),
     "what waits keeps nothing": (
         flows.gc.reach,
         "_reached_by_waiting",

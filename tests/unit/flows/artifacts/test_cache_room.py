@@ -14,7 +14,6 @@ from flows.leases import file_lock
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from tests.support.flows.rows import GIGABYTE, identity_of, publish_rows
-from tests.support.infra.storage.owners import own_as_user
 
 BLOCK = 4096  # bytes; what a small file takes on the disk
 
@@ -75,22 +74,6 @@ def test_closing_a_cache_is_the_last_use(store, cache, manifest):
     cache.close()
     (path,) = (cache.directory / "rows").glob("*.used")
     assert path.stat().st_mtime > 1000
-
-
-def test_a_file_shared_with_the_store_takes_no_room(store, tmp_path, monkeypatch):
-    shared, other = (publish_block(store, tmp_path, number) for number in range(2))
-    own_as_user(tmp_path / "store", monkeypatch)
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        fetch(store, shared, cache)
-    limit = 3 * BLOCK  # two manifests are copies always
-    with Cache(cache.directory, limit) as small:
-        fetch(store, other, small)
-    assert cached(cache, shared, other) == [0, 1]
-    for file in (*shared.files, *shared.logs):
-        store.delete(file.key)  # from here on the cache alone keeps the bytes
-    with Cache(cache.directory, limit) as small:
-        small.make_room()
-    assert cached(cache, shared, other) == [1]
 
 
 def test_strangers_in_the_cache_are_left_alone(store, cache, manifest):

@@ -8,7 +8,6 @@ import pytest
 
 from flows.artifacts.checkpoints import find_steps
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.revocations import find_revocation
 from flows.artifacts.runs import FORMAT as RUNS
 from flows.artifacts.runs import find_run
 from flows.cli.app import main
@@ -105,13 +104,6 @@ def test_each_field_of_a_run_has_its_type(local, changes):
     local.put("runs/tiny-1.json", encode_record({**tree, **changes}, format=RUNS))
     with pytest.raises(ArtifactError, match=r"runs/tiny-1\.json is not the record of a run"):
         find_run(local, "tiny-1")
-
-
-def test_a_revocation_of_other_types_is_named(local):
-    tree = {"why": [], "when": "", "who": ""}
-    local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=3))
-    with pytest.raises(ArtifactError, match="why is \\[\\], expected str"):
-        find_revocation(local, ArtifactRef("sft", "a" * 64))
 
 
 @pytest.mark.parametrize("name", ["step-abc/x", "step-0000001", "step-" + "9" * 90 + "/x"])
