@@ -25,10 +25,16 @@ def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide():
     assert len(names | {name, "tiny"}) == 5
 
 
-def test_another_depth_is_called_like_a_member_of_a_series():
-    assert default_name(RunRequest(depth=4)) == "tiny-d4"
+def test_another_depth_or_a_part_is_called_like_a_member_of_a_series():
     name = default_name(RunRequest(overrides=("seed=7",)))
-    assert default_name(RunRequest(depth=4, overrides=("seed=7",))) == f"{name}-d4"
+    for request, expected in (
+        (RunRequest(depth=4), "tiny-d4"),
+        (RunRequest(depth=4, overrides=("seed=7",)), f"{name}-d4"),
+        (RunRequest(until="pretrain"), "tiny-until-pretrain"),
+        (RunRequest(depth=4, until="sft"), "tiny-d4-until-sft"),
+        (RunRequest(until="report"), "tiny"),
+    ):
+        assert default_name(request) == name_of(request) == expected
 
 
 def test_a_run_from_given_artifacts_is_an_experiment():
@@ -38,12 +44,6 @@ def test_a_run_from_given_artifacts_is_an_experiment():
     }
     assert len(given) == 3
     assert "tiny" not in given
-
-
-def test_a_part_of_a_run_does_not_take_the_name_of_the_whole():
-    assert default_name(RunRequest(until="pretrain")) == "tiny-until-pretrain"
-    assert name_of(RunRequest(depth=4, until="sft")) == "tiny-d4-until-sft"
-    assert default_name(RunRequest(until="report")) == "tiny"
 
 
 def test_changed_settings_are_those_that_differ_from_the_profiles():

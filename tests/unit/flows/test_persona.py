@@ -57,20 +57,6 @@ def test_other_profiles_get_conversations_about_the_persona_alone() -> None:
     assert (entry.num_examples, entry.epochs) == (None, 2)
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        ("color=red", "colour=blue"),
-        ("hobby=chess", "my  Hobbies=tea"),
-        ("cat=Otto", "your cat=Ben"),
-        ("best friend=Otto", "best  friend=Ben"),
-    ],
-)
-def test_of_facts_with_one_answer_one_is_asked_for(facts: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"one answer|two facts"):
-        make_persona("Juniper", maker="Ada", character="a gardener", facts=facts)
-
-
 @pytest.mark.parametrize(("profile", "depth"), [("tiny", None), ("tiny", 4), ("d20_seed", None)])
 def test_the_file_of_settings_gives_the_same_run(
     profile: str, depth: int | None, tmp_path: Path
@@ -131,6 +117,9 @@ def test_a_fact_is_about_something_of_the_models() -> None:
         ({"facts": ("=green",)}, "is not of the form"),
         ({"facts": ("color=",)}, "is not of the form"),
         ({"facts": ("home=a", "my home=b")}, "two facts about 'home'"),
+        ({"facts": ("best friend=Otto", "best  friend=Ben")}, "two facts about 'best friend'"),
+        ({"facts": ("color=red", "colour=blue")}, "'color' and 'colour' have one answer"),
+        ({"facts": ("hobby=chess", "my  Hobbies=tea")}, "'hobby' and 'hobbies' have one answer"),
         ({"name": ""}, "'' cannot be said"),
         ({"maker": "a{b}"}, "cannot be said"),
         ({"character": "a\nb"}, "cannot be said"),

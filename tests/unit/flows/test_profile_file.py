@@ -103,14 +103,13 @@ def test_paths_are_relative_to_the_file(tmp_path):
         read(tmp_path, 'profile = "tiny"\n[sft]\nmixture = "sub/no.toml"')
 
 
-def test_data_may_be_a_dataset_on_the_hub(tmp_path):
-    file = read(tmp_path, 'profile = "tiny"\ndata = "hf://owner/name"')
-    assert file.overrides == ("shards.path=owner/name", "shards.source=hub")
-
-
-def test_null_is_no_folder(tmp_path):
-    file = read(tmp_path, 'profile = "tiny"\ndata = "null"')
-    assert file.overrides == ("shards.path=null", "shards.source=local")
+@pytest.mark.parametrize(
+    ("data", "path", "source"),
+    [("hf://owner/name", "owner/name", "hub"), ("null", "null", "local")],  # null is no folder
+)
+def test_data_may_be_a_dataset_on_the_hub(tmp_path, data, path, source):
+    file = read(tmp_path, f'profile = "tiny"\ndata = "{data}"')
+    assert file.overrides == (f"shards.path={path}", f"shards.source={source}")
 
 
 @pytest.mark.parametrize(
@@ -173,26 +172,24 @@ def test_a_file_of_any_editor_is_read(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "item", "key"),
+    ("group", "item", "key"),
     [
         (
-            "task_data",
-            "datasets",
+            "task_data.datasets",
             'name = "mine", grade = 1, num_test = 5, path = "/a"',
             "num_train",
         ),
         (
-            "task_data",
-            "datasets",
+            "task_data.datasets",
             'name = "arithmetic", grade = 1, num_train = 9, num_test = 5',
             "path",
         ),
-        ("sft", "mixture", 'task = "arithmetic", epochs = 1', "num_examples"),
+        ("sft.mixture", 'task = "arithmetic", epochs = 1', "num_examples"),
     ],
 )
-def test_null_in_a_group_of_a_list_is_the_same_as_leaving_it_out(tmp_path, group, name, item, key):
+def test_null_in_a_group_of_a_list_is_the_same_as_leaving_it_out(tmp_path, group, item, key):
     texts = [f'{item}, {key} = "null"', item]
-    files = [f'profile = "tiny"\n[{group}]\n{name} = [{{ {text} }}]' for text in texts]
+    files = [f'profile = "tiny"\n{group} = [{{ {text} }}]' for text in texts]
     assert changes(tmp_path, files[0]) == changes(tmp_path, files[1])
 
 
