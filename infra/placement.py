@@ -66,9 +66,6 @@ class Placement:
     nodes: int = 1  # machines that a GPU stage takes
     pool: str | None = None  # Prefect work pool whose workers run GPU stages; None: this machine
 
-    def __post_init__(self) -> None:
-        assert self.resources.device == device_for(self.gpus)
-
     @property
     def mirrors_checkpoints(self) -> bool:
         """True if checkpoints are copied to the store; False if the store is in the home too."""
@@ -276,8 +273,6 @@ def _count_amd(root: Path) -> int:
 
 
 def _has_rocm() -> bool:
-    import importlib.metadata  # 25 ms, and only machines with an AMD GPU need it
-
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return "rocm" in importlib.metadata.version("torch")
     return False

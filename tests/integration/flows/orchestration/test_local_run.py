@@ -1,135 +1,76 @@
 """Commands and their own flows, without a server; test_pipeline.py has one."""
 
 import contextlib
-import json
-import subprocess
-import sys
-from typing import Any
-
-import pytest
-
-pytestmark = pytest.mark.prefect
-
-# Each case is a process of its own, forked from one that has imported Prefect.
-SCRIPT = """
-import json
-import os
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
+from prefect.exceptions import TerminationSignal
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT
 
 from flows.leases import run_lock
 from flows.orchestration import caller
-from prefect.settings import PREFECT_API_REQUEST_TIMEOUT
 
-HOME = Path(sys.argv[1])
-os.environ.pop("PREFECT_API_URL", None)  # of a server that another test left running: it answers
-caller.is_cancelled = lambda run: False
-called = caller.LocalRun(home=HOME, watch=lambda stage, event: print(event["text"], flush=True))
+pytestmark = pytest.mark.prefect
 
-
-def stopped(error):
-    def body():
-        try:
-            raise error
-        finally:
-            print("saved", flush=True)
-
-    return caller.end_when_cancelled(body)
+UNKNOWN = "Prefect does not know that the run has ended: refused"
+WAITING = "the run has ended; waiting for Prefect's server to record that"
 
 
-def ended(end):
-    def body():
+@pytest.mark.parametrize(
+    ("end", "report_seconds", "expected", "said"),
+    [
+        (KeyboardInterrupt(), None, KeyboardInterrupt, []),
+        (ValueError("why"), None, ValueError, []),
+        ("made", None, "made", []),
+        ("made", 0.0, "made", [UNKNOWN]),
+        ("made", 1.0, "made", [WAITING, UNKNOWN]),  # its server hangs
+        (ValueError("why"), 0.0, ValueError, [UNKNOWN]),
+        (KeyboardInterrupt(), 0.0, KeyboardInterrupt, [UNKNOWN]),
+        (TerminationSignal(15), 0.0, KeyboardInterrupt, [UNKNOWN]),
+    ],
+)
+def test_a_run_that_ended_counts_although_prefect_does_not_know(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Any,
+    report_seconds: float | None,
+    expected: Any,
+    said: list[str],
+) -> None:
+    texts: list[str] = []
+    local = caller.LocalRun(home=tmp_path, watch=lambda _, event: texts.append(event["text"]))
+    monkeypatch.setattr(caller, "is_cancelled", lambda run: False)
+    monkeypatch.setattr(caller, "SLOW_SECONDS", 0.2)
+
+    def body() -> Any:
         if isinstance(end, BaseException):
             raise end
         return end
 
-    return caller.end_when_cancelled(body)
-
-
-def unreported(end):
-    try:
-        ended(end)
-    finally:  # Prefect's engine, when its server is gone
-        time.sleep(SECONDS)
-        raise httpx.ConnectError("refused")
-
-
-def run(name, end, is_reported):
-    global SECONDS
-    SECONDS = 0
-    if "hangs" in name:
-        SECONDS, caller.SLOW_SECONDS = 2, 0.1
-    with caller.running_locally(called):
-        lock = run_lock.hold(HOME, name, store="file:///store", unreported=called.unreported)
-        called.locks.enter_context(lock)
+    def flow() -> Any:
         try:
-            made = caller.call_flow(stopped if is_reported else unreported, end)
-            print(made, flush=True)
-        except (ValueError, KeyboardInterrupt, caller.TerminationSignal) as error:
-            print("raised", type(error).__name__, *error.args, flush=True)
+            return caller.end_when_cancelled(body)
+        finally:
+            if report_seconds is not None:  # Prefect's engine, when its server is gone
+                time.sleep(report_seconds)
+                raise httpx.ConnectError("refused")
 
-
-def fork(name, end, is_reported):
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        os.dup2(write, 1)
-        run(name, end, is_reported)
-        os._exit(0)
-    os.close(write)
-    return child, read
-
-
-cases = {
-    "interrupt": (KeyboardInterrupt(), True),
-    "mistake": (ValueError("why"), True),
-    "finished, server hangs": ("made", False),
-    "finished, no server": ("made", False),
-    "failed, no server": (ValueError("why"), False),
-    "stopped, no server": (KeyboardInterrupt(), False),
-    "terminated, no server": (caller.TerminationSignal(15), False),
-}
-children = {name: fork(name, *case) for name, case in cases.items()}
-ends = {}
-for name, (child, read) in children.items():
-    lines = open(read).read().splitlines()
-    ends[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lines
-with caller.running_locally(called):
-    ends["timeout"] = PREFECT_API_REQUEST_TIMEOUT.value()
-ends["lock"] = (HOME / "runs" / "finished, no server.lock").read_text().splitlines()
-json.dump(ends, sys.stdout)
-"""
-
-
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Exit status and lines of each case."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("home"))]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def test_an_end_that_is_reported_ends_the_command_as_it_is(ends):
-    assert ends["interrupt"] == [0, ["saved", "raised KeyboardInterrupt"]]
-    assert ends["mistake"] == [0, ["saved", "raised ValueError why"]]
-
-
-def test_a_run_that_ended_counts_although_prefect_does_not_know(ends):
-    warning = "Prefect does not know that the run has ended: refused"
-
-    assert ends["finished, no server"] == [0, [warning, "made"]]
-    assert ends["failed, no server"] == [0, [warning, "raised ValueError why"]]
-    for case in ("stopped, no server", "terminated, no server"):
-        assert ends[case] == [0, [warning, "raised KeyboardInterrupt"]]
+    with caller.running_locally(local):
+        assert PREFECT_API_REQUEST_TIMEOUT.value() == 10  # a server that hangs: not a minute
+        lock = run_lock.hold(tmp_path, "run-1", store="file:///s", unreported=local.unreported)
+        local.locks.enter_context(lock)
+        if isinstance(end, BaseException):
+            with pytest.raises(expected):
+                caller.call_flow(flow)
+        else:
+            assert caller.call_flow(flow) == expected
+    assert texts == said
     # For the next command, which reports the end.
-    assert ends["lock"] == ["file:///store", "finished"]
-
-
-def test_a_run_that_waits_for_a_server_that_hangs_logs_it_and_waits_less_than_a_minute(ends):
-    waiting = "the run has ended; waiting for Prefect's server to record that"
-    assert ends["finished, server hangs"][1][0] == waiting
-    assert ends["timeout"] == 10
+    lines = [each.read_text().splitlines() for each in tmp_path.glob("runs/*")]
+    assert lines == ([["file:///s", "finished"]] if end == "made" and said else [])
 
 
 @pytest.mark.parametrize(
@@ -140,9 +81,6 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
     cancelled, intent, ends_itself, monkeypatch
 ):
     """Its worker ends one that did: one that is Cancelled sooner could be retried, in vain."""
-    from prefect.exceptions import TerminationSignal
-
-    from flows.orchestration import caller
 
     def stopped() -> Any:
         def body() -> Any:
@@ -161,8 +99,6 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
 
 
 def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(monkeypatch, tmp_path):
-    from flows.orchestration import caller
-
     called = caller.LocalRun(home=tmp_path, watch=lambda *_: None)
     monkeypatch.setattr(caller, "is_cancelled", lambda run: True)
     monkeypatch.setattr(caller, "SLOW_SECONDS", 0.01)

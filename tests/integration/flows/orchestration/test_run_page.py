@@ -7,9 +7,6 @@ import pytest
 from flows.building.build import Built
 from flows.identity.manifest import Manifest
 from flows.orchestration.run_page import artifacts_text, score_table
-from flows.plan.plan import STATES
-from flows.plan.render import table
-from flows.stages import STAGES
 from tests.support.flows.house import House, make_run
 
 RUN = replace(make_run("tiny-20261121t183842z-d1a5"), name="tiny")
@@ -40,17 +37,6 @@ def resumed(item: Built) -> Built:
     )
     manifest = replace(item.manifest, provenance=replace(provenance, segments=segments))
     return replace(item, manifest=manifest, cached=False)
-
-
-def rows_of(plan):
-    return table((item, item.stage.name) for item in plan.stages).tree()
-
-
-def test_the_plan_has_a_row_for_every_stage(built, house):
-    rows = rows_of(house.plan())
-    assert [row["stage"] for row in rows] == [f"+ {stage.name}" for stage in STAGES]
-    assert {row["state"] for row in rows} == {STATES["+"]}
-    assert {row["state"] for row in rows_of(built.plan())} == {STATES["="]}
 
 
 def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(made):
