@@ -53,25 +53,26 @@ def run_toys(server: Server) -> Callable[..., Any]:
     return run
 
 
-def flow_run(name: str) -> Any:
-    """The one flow run of this name."""
+def of_name(name: str) -> Any:
+    """The filter of the flow runs of this name."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 
+    return FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+
+
+def flow_run(name: str) -> Any:
+    """The one flow run of this name."""
     with client() as asking:
-        chosen = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
-        [found] = asking.read_flow_runs(flow_run_filter=chosen)
+        [found] = asking.read_flow_runs(flow_run_filter=of_name(name))
         return found
 
 
 def task_runs(flow_run_name: str) -> dict[str, Any]:
     """Stage -> its task run's state, as the server shows it."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
-
-    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
     deadline = time.monotonic() + SECONDS
     with client() as asking:
         while True:  # the server learns of task runs by events, a moment later
-            found = asking.read_task_runs(flow_run_filter=chosen)
+            found = asking.read_task_runs(flow_run_filter=of_name(flow_run_name))
             # A task run that never started keeps the suffix Prefect gave to its name.
             states = {run.name.partition("-")[0]: run.state for run in found}
             settled = all(s and (s.is_final() or s.name == "NotReady") for s in states.values())

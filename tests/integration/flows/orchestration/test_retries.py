@@ -1,7 +1,9 @@
 """A lost stage is started again in the same run; a mistake is not, and no stage waits in vain."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError, StoreError
 from tests.integration.flows.orchestration.test_dispatch import RefusingStore
 from tests.integration.flows.orchestration.test_one_stage import FRAGILE
-from tests.integration.flows.orchestration.test_pipeline import run_toys, task_runs
+from tests.integration.flows.orchestration.test_pipeline import of_name, run_toys, task_runs
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import Outage
+from tests.support.flows.pools import client
 
 __all__ = ["run_toys"]
 
@@ -45,13 +48,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_counts(flow_run_name: str) -> dict[str, int]:
     """Stage -> how often its task ran, as the server shows it."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
-
     task_runs(flow_run_name)  # the server has heard of all
-    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
-    with get_client(sync_client=True) as client:
-        return {run.name: run.run_count for run in client.read_task_runs(flow_run_filter=chosen)}
+    with client() as asking:
+        found = asking.read_task_runs(flow_run_filter=of_name(flow_run_name))
+        return {run.name: run.run_count for run in found}
 
 
 def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(toys, run_toys):
@@ -105,41 +105,40 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(toys
     assert "building" not in toys.kinds("fragile")
 
 
-@pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
-def test_a_run_that_begins_while_the_store_is_silent_waits(server, tmp_path, monkeypatch, part):
+@pytest.fixture
+def begun(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Any], Run]:
+    """Return a function that starts a run of that id with a store, until stages would be built."""
     from flows.orchestration import flow_setup, pipeline
 
-    def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
-        raise TransientStageError("this is where stages are built")
+    def begin(name: str, store: Any) -> Run:
+        runs: list[Run] = []
 
+        def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
+            runs.append(run)
+            raise TransientStageError("this is where stages are built")
+
+        monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+        monkeypatch.setattr(flow_setup, "open_store", lambda url: store)
+        monkeypatch.setattr(pipeline, "run_pipeline", stop)
+        monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda: name)
+        with pytest.raises(TransientStageError, match="this is where stages are built"):
+            pipeline.nanochat(store=store.url)
+        return runs[0]
+
+    return begin
+
+
+@pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
+def test_a_run_that_begins_while_the_store_is_silent_waits(begun, tmp_path, part):
     outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(flow_setup, "open_store", lambda url: outage)
-    monkeypatch.setattr(pipeline, "run_pipeline", stop)
-    monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda: "one")
-    with pytest.raises(TransientStageError, match="this is where stages are built"):
-        pipeline.nanochat(store=outage.url)
+    begun("one", outage)
     assert outage.until is not None
 
 
-def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(
-    server, tmp_path, monkeypatch
-):
-    from flows.orchestration import flow_setup, pipeline
-
+def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(begun, tmp_path):
     store = LocalStore(tmp_path / "store")
     write_run(store, replace(make_run("one"), started="2026-01-01T00:00:00Z"))
-    begun: list[Run] = []
-
-    def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
-        begun.append(run)
-        raise TransientStageError("this is where stages are built")
-
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(pipeline, "run_pipeline", stop)
-    for name in ("one", "two"):
-        monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda name=name: name)
-        with pytest.raises(TransientStageError):
-            pipeline.nanochat(store=store.url)
-    assert begun[0].started == "2026-01-01T00:00:00Z"
-    assert begun[1].started > begun[0].started
+    assert begun("one", store).started == "2026-01-01T00:00:00Z"
+    assert begun("two", store).started > "2026-01-01T00:00:00Z"

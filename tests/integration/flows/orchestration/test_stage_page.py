@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import time
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from flows.artifacts.runs import new_run_id
 from tests.integration.flows.orchestration.test_pipeline import run_toys
 from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
-from tests.support.flows.pools import SECONDS
+from tests.support.flows.pools import wait_until
 
 __all__ = ["api", "run_toys"]
 
@@ -44,55 +43,52 @@ class Pages:
     def __init__(self, api: PrefectApi) -> None:
         self._api = api
 
-    def flow_run(self, name: str) -> dict[str, Any]:
-        """The first flow run of this name."""
-        return self.flow_runs(name)[-1]
-
     def flow_runs(self, name: str) -> list[dict[str, Any]]:
         """All flow runs of this name, the newest first."""
         chosen = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
-        return self._filter("flow_runs", chosen)
+        return self._api.post("/flow_runs/filter", chosen)
 
     def task_run(self, flow_run: str, stage: str) -> dict[str, Any]:
         """A stage's task run in its last state, which the server learns of a moment later."""
         chosen = {"flow_runs": {"name": {"any_": [flow_run]}}}
-        deadline = time.monotonic() + SECONDS
-        while True:
-            found = {run["name"]: run for run in self._filter("task_runs", chosen)}
+
+        # The server stores a task run first, and then the state that belongs to it.
+        def ended() -> dict[str, Any] | None:
+            found = {run["name"]: run for run in self._api.post("/task_runs/filter", chosen)}
             run = found.get(stage)
-            # The server stores a task run first, and then the state that belongs to it.
-            if run and run["state"] and run["state_type"] in ("COMPLETED", "FAILED"):
-                return run
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+            is_ended = run and run["state"] and run["state_type"] in ("COMPLETED", "FAILED")
+            return run if is_ended else None
 
-    def artifacts(self, flow_run: str) -> dict[str, dict[str, Any]]:
-        """What the tab Artifacts of a flow run shows, by key."""
-        return {item["key"]: item for item in self.every_artifact(flow_run)}
+        return wait_until(ended)
 
-    def every_artifact(self, flow_run: str) -> list[dict[str, Any]]:
-        """What that tab shows, also if a key has several."""
-        run = self.flow_run(flow_run)
-        return self._filter("artifacts", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    def artifacts(self, flow_run: str) -> list[dict[str, Any]]:
+        """What the tab Artifacts of the first flow run of this name shows."""
+        return self._artifacts("flow_run_id", self.flow_runs(flow_run)[-1])
 
-    def stage_artifacts(self, task_run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """What the tab Artifacts of a task run shows, by key."""
-        chosen = {"artifacts": {"task_run_id": {"any_": [task_run["id"]]}}}
-        return {item["key"]: item for item in self._filter("artifacts", chosen)}
+    def stage_artifacts(self, task_run: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the tab Artifacts of a task run shows."""
+        return self._artifacts("task_run_id", task_run)
+
+    def _artifacts(self, field: str, run: dict[str, Any]) -> list[dict[str, Any]]:
+        chosen = {"artifacts": {field: {"any_": [run["id"]]}}}
+        return self._api.post("/artifacts/filter", chosen)
 
     def logs(self, flow_run: str, text: str) -> list[dict[str, Any]]:
         """The lines of a flow run once `text` is among them: they are sent in bundles."""
-        chosen = {"logs": {"flow_run_id": {"any_": [self.flow_run(flow_run)["id"]]}}}
-        deadline = time.monotonic() + SECONDS
-        while True:
-            found = self._filter("logs", chosen)
-            if any(text in line["message"] for line in found):
-                return found
-            assert time.monotonic() < deadline, [line["message"] for line in found]
-            time.sleep(0.1)
+        run = self.flow_runs(flow_run)[-1]["id"]
+        chosen = {"logs": {"flow_run_id": {"any_": [run]}}}
 
-    def _filter(self, what: str, chosen: dict[str, Any]) -> list[dict[str, Any]]:
-        return self._api.post(f"/{what}/filter", chosen)
+        def found() -> list[dict[str, Any]] | None:
+            lines = self._api.post("/logs/filter", chosen)
+            return lines if any(text in line["message"] for line in lines) else None
+
+        return wait_until(found)
+
+
+def by_key(artifacts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The artifacts by key, each of which has one."""
+    assert len({item["key"] for item in artifacts}) == len(artifacts)
+    return {item["key"]: item for item in artifacts}
 
 
 @pytest.fixture
@@ -117,7 +113,7 @@ def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys,
 
 
 def check_failed(pages: Pages, name: str) -> None:
-    shown = pages.artifacts(name)
+    shown = by_key(pages.artifacts(name))
     assert shown["toy-training-progress"]["data"] < 100
     assert "| data | built |" in shown["toy-artifacts"]["data"]  # what there is by now
     lines = pages.logs(name, "replay it with: python -P -m nanochat_core.worker")
@@ -139,9 +135,9 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     assert run["state"]["message"] == f"resumed at step 5/10; {built.uri}"
     assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(run["tags"])
     assert pages.task_run(name, "data")["state_name"] == "Cached"
-    assert pages.flow_run(name)["tags"] == [f"run:{name}"]
+    assert pages.flow_runs(name)[-1]["tags"] == [f"run:{name}"]
 
-    of_run, shown = pages.artifacts(name), pages.stage_artifacts(run)
+    of_run, shown = by_key(pages.artifacts(name)), by_key(pages.stage_artifacts(run))
     assert set(of_run) == {"toy-artifacts"}  # bars are removed; metrics are on the stages' pages
     assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     metrics = shown["toy-training-metrics"]
@@ -179,9 +175,9 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
         return final_state(built)
 
     one_toy()
-    run = pages.flow_run(run_id)
+    [run] = pages.flow_runs(run_id)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
-    shown = pages.artifacts(run_id)
+    shown = by_key(pages.artifacts(run_id))
     assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     assert shown["toy-training-curve"]["task_run_id"] is None
     one_toy()
@@ -207,8 +203,8 @@ def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, pages
     name = new_run_id("scored", "20261121t000000z")
     scored.with_options(flow_run_name=name)()
     assert executions == ["execution 1", "execution 2"]
-    shown = [item["data"] for item in pages.every_artifact(name) if item["key"] == "scored-scores"]
-    assert shown == ["execution 2, all"]
+    shown = by_key(pages.artifacts(name))
+    assert shown["scored-scores"]["data"] == "execution 2, all"
 
 
 def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, pages):
@@ -239,8 +235,8 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
     name = new_run_id("couriers", "20261121t000000z")
     couriers.with_options(flow_run_name=name)()
     assert done == ["after a mistake"]
-    shown = pages.artifacts(name)
-    assert [(key, item["data"]) for key, item in shown.items()] == [("one-page", "other text")]
+    shown = [(item["key"], item["data"]) for item in pages.artifacts(name)]
+    assert shown == [("one-page", "other text")]
     # In either order: two threads log, and each bundle of lines has what was logged by then.
     assert pages.logs(name, "not shown on Prefect's pages: ConnectError: no server listens")
     assert pages.logs(name, "not shown on Prefect's pages: KeyError: 'of the picture'")
