@@ -44,11 +44,6 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
         case "local":
             return _folder_snapshot(shards.path)
         case "pydocs":
-            if len(shards.snapshot) > 1:
-                raise ConfigError(
-                    "shards.snapshot lists packages; the text is the documentation of Python alone",
-                    hint="leave shards.snapshot out",
-                )
             return shards.snapshot or python_snapshot()
         case "hub":
             split_path(shards.path)

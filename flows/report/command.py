@@ -131,10 +131,8 @@ def _needs(wanted: Settings) -> Iterator[str]:
     snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
     match wanted["shards.source"]:
         case "pydocs":
-            version, *packages = snapshot or ["the Python that runs it"]
-            more = f" and {len(packages)} packages, which are not read any more" if packages else ""
-            version = version.replace("python==", "Python ")
-            yield f"trained on the docs of {version}{more}; other versions give other data"
+            version = " ".join(snapshot).replace("python==", "Python ") or "the Python that runs it"
+            yield f"trained on the docs of {version}; other versions give other data"
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
         case "s3":

@@ -103,10 +103,3 @@ def test_a_column_for_a_source_without_columns_is_refused():
         ConfigError, match=r"shards\.column is 'body', but the text source is 'pydocs'"
     ):
         open_profile("tiny", overrides=("shards.column=body",))
-
-
-def test_a_snapshot_of_packages_is_refused():
-    version = open_profile("tiny").run.shards.snapshot[0]
-    with pytest.raises(ConfigError, match="lists packages; the text is") as error:
-        open_profile("tiny", overrides=(f'shards.snapshot=["{version}","numpy==1.0"]',))
-    assert error.value.hint == "leave shards.snapshot out"
