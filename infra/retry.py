@@ -37,7 +37,6 @@ class NoAnswer:
     error: Exception
     tries: int  # so far, this one included
     seconds: float  # since the first one began
-    is_last: bool  # the policy allows no other
 
 
 def until_answered(
@@ -61,10 +60,9 @@ def until_answered(
             return request()
         except errors as error:
             pause, seconds = policy.wait(tries), time.monotonic() - began
+            on_failure(NoAnswer(error=error, tries=tries, seconds=seconds))
             # A pause that would end after the deadline is not begun.
-            is_last = tries >= policy.tries or seconds + pause > policy.deadline
-            on_failure(NoAnswer(error=error, tries=tries, seconds=seconds, is_last=is_last))
-            if is_last:
+            if tries >= policy.tries or seconds + pause > policy.deadline:
                 raise
         (wait or time.sleep)(pause)
 

@@ -6,6 +6,7 @@ then the directory is flushed: no reader sees half an object, and it survives a 
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -15,7 +16,6 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.polling import wait_until
 from infra.storage.base import (
     MAX_RECORD,
     ObjectInfo,
@@ -27,7 +27,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.files import replacing, try_flock, writing_to
+from infra.storage.files import replacing, writing_to
 from infra.storage.plain_files import (
     NOT_THERE,
     check_folder,
@@ -43,8 +43,6 @@ _BLOCK = 1 << 20  # bytes
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
 _UNFINISHED = re.compile(r"[0-9a-f]{32}")  # the names in it
 _SWAP_LOCK = "swap.lock"  # in it too
-_SECONDS_TO_SWAP = 5.0  # a swap takes milliseconds
-_SECONDS_BETWEEN_TRIES = 0.002
 _HINTS = {
     **dict.fromkeys(
         (errno.EPERM, errno.EOPNOTSUPP),
@@ -239,23 +237,15 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _swapping(self, lock: Path) -> Generator[None]:
-        """Hold the lock of all swaps, which the kernel or file server releases of a killed process.
+        """Wait for the lock of all swaps and hold it.
 
-        Raises StoreUnavailable if a process that stands still has it.
+        The kernel or file server releases that of a killed process. A swap takes milliseconds.
         """
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             with contextlib.suppress(PermissionError):  # another user's, who has done it
                 os.fchmod(descriptor, 0o666)  # NFS locks only what may be written
-            if not wait_until(
-                lambda: try_flock(descriptor),
-                seconds=_SECONDS_TO_SWAP,
-                every=_SECONDS_BETWEEN_TRIES,
-            ):
-                raise StoreUnavailable(
-                    f"store {self.url} is locked by another process",
-                    hint="a process that stands still has the lock: continue or kill it",
-                )
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)

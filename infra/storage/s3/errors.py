@@ -114,7 +114,7 @@ def explain(error: Exception, *, what: str, url: str, endpoint: str) -> StoreErr
     message = _part_of(error, "Error").get("Message", "") if status_of(error) else text
     if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", message):
         message = found.group(1).lower()
-    message = " ".join([*message.split(), *getattr(error, "__notes__", ())])
+    message = " ".join(message.split())
     if is_lost(error):
         failed = f"failed to {what}" if isinstance(error, NoResponse) else "cannot be reached"
         code = f"an answer that is not S3's ({code}): " if code.isdigit() else ""

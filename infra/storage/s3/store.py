@@ -323,7 +323,7 @@ class S3Store:
         """
         with self._explaining(what):
             policy = replace(self._retry_policy, tries=TRIES, deadline=inf)
-            until_answered(transfer, Replaced, policy=policy, on_failure=_note)
+            until_answered(transfer, Replaced, policy=policy)
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Generator[None]:
@@ -342,18 +342,9 @@ class S3Store:
             is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
             is_nowhere = is_lost(error) and not self.has_accepted and failure.tries >= TRIES
             if is_nowhere or not (is_damaged or is_transient(error)):
-                failure = replace(failure, is_last=True)
-            _note(failure)
-            if failure.is_last:
                 raise error
 
         return until_answered(operation, FAILURES, policy=self._retry_policy, on_failure=check)
-
-
-def _note(failure: NoAnswer) -> None:
-    """Add to an error how often the request was tried, if no other try follows."""
-    if failure.is_last and failure.tries > 1:
-        failure.error.add_note(f"({failure.tries} tries in {failure.seconds:.0f} s)")
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:

@@ -114,9 +114,7 @@ def test_a_store_that_is_down_is_asked_eight_times_and_not_more(rig: Rig, verb: 
     rig.store.put("here", b"x")  # it has answered once
     rig.requests.clear()
     rig.refuse(".*", 503, "SlowDown")
-    assert refused(
-        VERBS[verb], rig.store, "a", rig.large, match=r"(SlowDown|503).*\(8 tries in \d+ s\)"
-    )
+    assert refused(VERBS[verb], rig.store, "a", rig.large, match="SlowDown|503")
     assert len(rig.requests) == 8
 
 
@@ -138,7 +136,7 @@ def test_the_hint_names_the_variable_or_file_that_the_endpoint_is_from(
 ) -> None:
     for variable in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         unserved.setenv(variable, NOWHERE)
-        hint = refused(ask, match=rf"{NOWHERE}: connection refused \(3 tries")
+        hint = refused(ask, match=rf"{NOWHERE}: connection refused$")
         assert hint.startswith(f"check {variable}, ")
         unserved.setenv(variable, "localhost:9")
         hint = refused(ask, match="cannot be opened: .*localhost:9")
