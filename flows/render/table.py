@@ -136,17 +136,15 @@ def numbers(*names: str) -> tuple[Column, ...]:
     return tuple(Column(name, right=True) for name in names)
 
 
-def facts(rows: Iterable[tuple[str, str]], *, indent: str = "") -> Table:
-    """Return a table of names and values, without a head."""
-    return Table(columns=texts("name", "value"), rows=list(rows), head=False, indent=indent)
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return an indented table of names and values, without a head."""
+    return Table(columns=texts("name", "value"), rows=list(rows), head=False, indent="  ")
 
 
-def as_lines(
-    items: Iterable[str | Table], *, width: int | None = None, paint: Paint = _plain
-) -> Iterator[str]:
+def as_lines(items: Iterable[str | Table], *, width: int | None = None) -> Iterator[str]:
     """Yield sentences, and the lines of the tables among them: see `Table.lines`."""
     for item in items:
-        yield from item.lines(width=width, paint=paint) if isinstance(item, Table) else [item]
+        yield from item.lines(width=width) if isinstance(item, Table) else [item]
 
 
 def _escape(text: str) -> str:

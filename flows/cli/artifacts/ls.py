@@ -87,7 +87,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, Sequence[str | Tabl
     url = f"{store.url}/{manifest.ref.prefix}"
     # The same fields as a row of a list, and more: one format for programs.
     tree = listed.to_tree() | artifact_tree(manifest) | {"url": url}
-    about = facts(describe(manifest, url, revoked=listed.revoked, names=listed.names), indent="  ")
+    about = facts(describe(manifest, url, revoked=listed.revoked, names=listed.names))
     return tree, [f"artifact {manifest.name}:", about, *list_files(manifest)]
 
 

@@ -105,7 +105,7 @@ def _describe(
 ) -> Iterator[str | Table]:
     yield f"{item.stage.name}: makes {item.stage.makes}"
     unlike = [("unlike profile", setting) for setting in settings]
-    yield facts([*_facts(item), *unlike], indent="  ")
+    yield facts([*_facts(item), *unlike])
     if item.changes:
         yield ""
         yield "changed since the nearest artifact:"
@@ -120,7 +120,7 @@ def _describe(
             ancestors=item.revoked_ancestors,
             others=others,
         )
-        yield facts(about, indent="  ")
+        yield facts(about)
         yield from list_files(item.manifest)
 
 

@@ -112,7 +112,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str | Tab
     yield f"run {run.run}: {run.status}"
     ended = f", ended {age(run.ended)}" if run.ended else ""
     known = ("command", command) if is_known else ("profile", run.profile)
-    yield facts([known, ("started", f"{age(run.started)}{ended}")], indent="  ")
+    yield facts([known, ("started", f"{age(run.started)}{ended}")])
     if not is_known or model is not None:
         yield from ("", _all_done(run))
         return
