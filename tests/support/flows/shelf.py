@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.artifacts.runs import Run, write_run
-from flows.identity.fingerprint import fingerprint_of
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, identify
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
-from flows.identity.ref import RUN_ID
+from flows.identity.ref import RUN_ID, ArtifactRef
+from flows.profiles import open_profile
+from flows.stages import SHARDS
 from infra.storage.base import ObjectInfo, Store, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
@@ -59,6 +61,12 @@ def make_manifest(
         divergences=(),
         accepted=accepted,
     )
+
+
+def todays_shards() -> ArtifactRef:
+    """The shards that tiny builds with today's code."""
+    run = open_profile("tiny").run
+    return identify(SHARDS, run, {}, code=Code(REPOSITORY)).ref
 
 
 def put_artifact(store: Store, manifest: Manifest) -> Manifest:

@@ -14,19 +14,15 @@ import pytest
 
 from flows.artifacts.runs import Run, find_run, write_run
 from flows.cli.app import main
-from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import File, Manifest
-from flows.identity.ref import ArtifactRef
 from flows.leases import run_lock
 from flows.leases.file_lock import work_directory
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import BEAT
-from flows.profiles import open_profile
-from flows.stages import SHARDS
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from tests.support.flows.claims import claim
-from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run, todays_shards
 from tests.support.flows.waiting import meanwhile, wait_until
 
 NOON = 1_795_435_200.0  # 12:00 UTC
@@ -37,9 +33,7 @@ STEPS: list[dict[str, Any]] = [
     {"kind": "step", "step": 2, "total": 2, "values": {}},
     {"kind": "eval", "step": 2, "values": {"val_loss": 2.0}},
 ]
-REF = ArtifactRef(
-    "shards", identify(SHARDS, open_profile("tiny").run, {}, code=Code(REPOSITORY)).fingerprint
-)
+REF = todays_shards()
 
 
 def write_events(path: Path, events: list[dict[str, Any]]) -> None:

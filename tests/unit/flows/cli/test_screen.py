@@ -11,15 +11,11 @@ from rich.console import Console
 
 from flows.cli.app import main
 from flows.cli.output import print_lines, print_note, screen
-from flows.identity.fingerprint import REPOSITORY, Code, identify
-from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import try_acquire
-from flows.profiles import open_profile
 from flows.render.terminal import Display
-from flows.stages import SHARDS
 from tests.support.flows.claims import claim
 from tests.support.flows.rows import publish_files
-from tests.support.flows.shelf import put_run
+from tests.support.flows.shelf import put_run, todays_shards
 
 ROOT = Path(__file__).parents[4]
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\r\x08\x9b1A\u202e\u2066b\x00"
@@ -79,9 +75,7 @@ def test_a_line_from_the_store_cannot_pass_for_two(capsys):
 
 
 def test_the_host_of_a_lease_is_shown_as_text(store, terminal):
-    run = open_profile("tiny").run
-    fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
-    try_acquire(store, ArtifactRef("shards", fingerprint), replace(claim("b"), host=HOSTILE))
+    try_acquire(store, todays_shards(), replace(claim("b"), host=HOSTILE))
     put_run(store, "tiny-1", status="interrupted")
     lines = terminal.said("status", "tiny")
     assert any(SHOWN in line for line in lines)

@@ -8,20 +8,15 @@ import pytest
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
-from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock, run_lock
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.overrides import default_name
-from flows.profiles import open_profile
 from flows.run_request import RunRequest
-from flows.stages import SHARDS
 from tests.support.flows.claims import claim
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run, todays_shards
 
-RUN = open_profile("tiny").run
-FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
-REF = ArtifactRef("shards", FINGERPRINT)
+REF = todays_shards()
 
 
 @pytest.fixture
