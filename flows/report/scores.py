@@ -34,46 +34,42 @@ class TaskScore(Score):
 class ChatScores:
     """What the chat models of a run score, in the order of their training."""
 
-    models: tuple[Stage, ...]  # those that were evaluated
-    # By task, and of CHATCORE; None: not asked, or failed; of CHATCORE that a task failed.
-    scores: Mapping[str, tuple[Score | None, ...]]
-    # Of the same names: the difference from the model before; None where there is none.
-    changes: Mapping[str, tuple[Delta | None, ...]]
+    models: Sequence[Stage]  # those that were evaluated
+    # Of each model, by task and CHATCORE. Without a task that was not asked, or that failed;
+    # without CHATCORE if a task failed.
+    scores: Sequence[Mapping[str, Score]]
+    changes: Sequence[Mapping[str, Delta]]  # the differences from the model before; first: none
 
     @property
     def tasks(self) -> list[str]:
         """The tasks that a model was asked, and their kinds of turns, by name."""
-        return [name for name in self.scores if name != CHATCORE]
+        return sorted({name for of_model in self.scores for name in of_model} - {CHATCORE})
 
-    def cells(self, name: str, *, missing: Cell) -> tuple[Cell, ...]:
+    def cells(self, name: str, *, missing: Cell) -> list[Cell]:
         """Return a score by model, each with the difference from the model before."""
-        pairs = zip(self.scores[name], self.changes[name], strict=True)
-        return tuple(_cell(score, change) if score else missing for score, change in pairs)
+        models = zip(self.scores, self.changes, strict=True)
+        return [_cell(of[name], new.get(name)) if name in of else missing for of, new in models]
 
     @property
-    def chatcore_row(self) -> tuple[Cell, ...]:
+    def chatcore_row(self) -> list[Cell]:
         """ChatCORE by model."""
         return self.cells(CHATCORE, missing=Cell("not known"))
 
     @property
     def course(self) -> str:
         """ChatCORE by model, in a line."""
-        shown = (
-            f"{f'{score.value:.3f}' if score else 'not known'} after {model.label}"
-            for model, score in zip(self.models, self.scores[CHATCORE], strict=True)
-        )
-        return f"ChatCORE: {', '.join(shown)}"
+        cells = zip(self.models, self.chatcore_row, strict=True)
+        return f"ChatCORE: {', '.join(f'{cell.text} after {model.label}' for model, cell in cells)}"
 
     @property
     def losses(self) -> str:
         """The tasks that a stage made worse, in a line; the largest losses first."""
         found: list[tuple[float, str]] = []
-        for task in self.tasks:
-            pairs = pairwise(self.scores[task])
-            steps = zip(self.models[1:], pairs, self.changes[task][1:], strict=True)
-            for model, (before, after), change in steps:
-                if before and after and change and _tone(change) == "worse":
-                    shares = f"{percent(before.value)} -> {percent(after.value)}"
+        steps = zip(self.models[1:], pairwise(self.scores), self.changes[1:], strict=True)
+        for model, (before, after), changes in steps:
+            for task, change in changes.items():
+                if task != CHATCORE and _tone(change) == "worse":
+                    shares = f"{percent(before[task].value)} -> {percent(after[task].value)}"
                     found.append((change.value, f"{task} {shares} after {model.label}"))
         if not found:
             return "nothing worse: no task scores clearly lower than one stage before"
@@ -102,31 +98,18 @@ def _cell(score: Score, change: Delta | None = None) -> Cell:
 
 def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
     """Return the scores of chat models by their evaluations. Raises ArtifactError."""
-    models = tuple(model for model in CHAT_MODELS if model.name in evaluations)
+    models = [model for model in CHAT_MODELS if model.name in evaluations]
     artifacts = [evaluations[model.name] for model in models]
-    files = [(artifact.manifest.name, artifact.find) for artifact in artifacts]
     scores: list[dict[str, Score]] = []
     for tree in (artifact.read_json("scores.json") for artifact in artifacts):
         chatcore = measured(tree, CHATCORE)
         scores.append({**task_scores(tree), **({CHATCORE: chatcore} if chatcore else {})})
-    steps = list(zip(pairwise(scores), map(pair, files, files[1:]), strict=True))
-    names = sorted({CHATCORE, *(name for of_model in scores for name in of_model)})
-    return ChatScores(
-        models=models,
-        scores={name: tuple(of_model.get(name) for of_model in scores) for name in names},
-        changes={
-            name: (
-                *([None] if models else []),
-                *(
-                    delta_of(old[name], new[name], pairs.differences.get(name))
-                    if name in old and name in new
-                    else None
-                    for (old, new), pairs in steps
-                ),
-            )
-            for name in names
-        },
-    )
+    changes: list[dict[str, Delta]] = [{} for _ in models[:1]]
+    files = ((artifact.manifest.name, artifact.find) for artifact in artifacts)
+    for (old, new), sources in zip(pairwise(scores), pairwise(files), strict=True):
+        pairs = pair(*sources).differences
+        changes.append({n: delta_of(old[n], new[n], pairs.get(n)) for n in new if n in old})
+    return ChatScores(models=models, scores=scores, changes=changes)
 
 
 def summary(metrics: Mapping[str, Any], chat: ChatScores) -> Iterator[str]:
