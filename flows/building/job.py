@@ -278,8 +278,7 @@ def _mirror(
         # the block.
         result = Result.find(job.directory) if has_ended else None
         has_failed = has_ended and (result is None or result.status != "finished")
-        is_last = checkpoints.step_of(directory) == lease.total
-        return not has_failed and (is_last or checkpoints.is_of_last_step(directory))
+        return not has_failed and checkpoints.is_of_last_step(directory)
 
     def send(directory: Path, check_wanted: Callable[[], None]) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint

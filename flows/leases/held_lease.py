@@ -55,11 +55,6 @@ class HeldLease:
         # One assignment: the heartbeat thread never pairs an old step with a new total.
         self._noted = {**self._noted, **facts}
 
-    @property
-    def total(self) -> int:
-        """Return the job's steps as last noted."""
-        return self._noted["total"]
-
     def renew(self) -> None:
         """Renew the lease and record what was noted. Raises LeaseLost."""
         self._write(**self._noted)

@@ -168,15 +168,3 @@ def test_the_first_that_fails_stops_the_others_at_their_next_chunk():
     with pytest.raises(ValueError, match="mine"):
         transfer_each(work, [0, 1, 2])
     assert finished == []
-
-
-def test_results_come_in_the_order_of_the_items():
-    def work(number: int, on_bytes: OnBytes) -> int:
-        time.sleep(0.01 * (5 - number))
-        on_bytes(number)
-        return number
-
-    counted: list[int] = []
-    assert transfer_each(work, range(5), on_bytes=counted.append) == [0, 1, 2, 3, 4]
-    assert sorted(counted) == [0, 1, 2, 3, 4]
-    assert transfer_each(work, []) == []
