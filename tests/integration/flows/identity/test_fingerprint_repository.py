@@ -6,13 +6,10 @@ On a copy of the packages, so that a module can be edited.
 import ast
 import contextlib
 import functools
-import io
 import itertools
 import math
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grimp
 import pytest
@@ -64,6 +61,7 @@ def modules() -> list[str]:
     return [name for name in reached() if "/" not in name]
 
 
+CHANGE = "\nCHANGED = 1\n"  # of a module's meaning
 ROUNDS = 10  # of edits; each file is edited in half of them, no two files in the same
 
 # Files next to the code that decide no artifact, or do so by values that are hashed elsewhere.
@@ -115,9 +113,6 @@ def edited(sources: dict[Path, str]) -> Iterator[None]:
 # What decides nothing.
 
 
-OTHER_WORDS = '"""Other words."""'
-
-
 class _OtherWords(ast.NodeTransformer):
     """Another docstring wherever there may be one, and a statement that does nothing."""
 
@@ -125,22 +120,14 @@ class _OtherWords(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            node.body = [ast.Expr(ast.Constant(ast.literal_eval(OTHER_WORDS))), *body, ast.Pass()]
+            node.body = [ast.Expr(ast.Constant("Other words.")), *body, ast.Pass()]
         return node
 
 
 def _said_otherwise(source: str) -> str:
-    """The same program: another comment, docstring and layout everywhere."""
+    """The same program with other docstrings and another layout, and without its comments."""
     tree = ast.fix_missing_locations(_OtherWords().visit(ast.parse(source)))
-    lines = ast.unparse(tree).splitlines()
-    ends = range(len(lines))
-    if any('"""' in line and line.strip() != OTHER_WORDS for line in lines):  # of several lines
-        text = io.StringIO("\n".join(lines) + "\n")
-        tokens = tokenize.generate_tokens(text.readline)  # takes as long as all else here
-        ends = [token.start[0] - 1 for token in tokens if token.type == tokenize.NEWLINE]
-    for end in ends:
-        lines[end] += "  # a comment\n"
-    return "# At the top.\n\n\n" + "\n".join(lines) + "\n# At the end.\n"
+    return f"# At the top.\n\n{ast.unparse(tree)}\n# At the end.\n"
 
 
 def test_words_and_layout_of_no_module_decide_anything(copy, before):
@@ -154,50 +141,11 @@ def test_what_no_stage_reaches_decides_nothing(copy, before):
     files = {path for package in PACKAGES for path in (copy / package).rglob("*.py")}
     others = files - reached
     assert {path_of(copy, name) for name in CARRIERS} <= others
-    with edited({path: path.read_text() + "\nCHANGED = 1\n" for path in others}):
+    with edited({path: path.read_text() + CHANGE for path in others}):
         assert changed_stages(before, copy) == set()
 
 
 # What decides.
-
-
-class _FirstConstant(ast.NodeVisitor):
-    """Finds the first number or text in a program, unless it may name a file."""
-
-    def __init__(self) -> None:
-        self.found: ast.Constant | None = None
-
-    def visit(self, node: ast.AST) -> None:
-        if self.found is None:
-            super().visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        is_name = isinstance(node.value, str) and "." in node.value
-        if isinstance(node.value, bool | int | float | str) and not is_name:
-            self.found = node
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant):
-            self.generic_visit(node)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        pass
-
-
-def _with_another_constant(source: str) -> str:
-    """The same program with another value in one place; with a constant more, if it has none."""
-    finder = _FirstConstant()
-    finder.visit(ast.parse(source))
-    if (node := finder.found) is None:
-        return source + "\nCHANGED = 1\n"
-    value: Any = node.value
-    other = value + "!" if isinstance(value, str) else type(value)(not value)
-    assert node.end_lineno is not None
-    lines = source.encode().split(b"\n")  # columns count bytes
-    first, last = lines[node.lineno - 1], lines[node.end_lineno - 1]
-    line = first[: node.col_offset] + ascii(other).encode() + last[node.end_col_offset :]
-    lines[node.lineno - 1 : node.end_lineno] = [line]
-    return b"\n".join(lines).decode()
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +156,7 @@ def edits(copy: Path) -> dict[str, tuple[Path, str]]:
 
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_an_edit_decides_exactly_the_stages_that_reach_the_file(copy, before, edits, round_):
-    """A constant of a module, a byte of a data file: what is hashed of it changes, and no other.
+    """A statement of a module, a byte of a data file: what is hashed of it changes, and no other.
 
     Half of the files are edited at a time. Each has rounds of its own, as many as any other: so of
     any two files, each is edited without the other.
@@ -225,11 +173,8 @@ def test_an_edit_decides_exactly_the_stages_that_reach_the_file(copy, before, ed
 
 
 def _edit(root: Path, name: str) -> tuple[Path, str]:
-    if "/" not in name:
-        path = path_of(root, name)
-        return path, _with_another_constant(path.read_text())
-    path = root / name
-    return path, path.read_text() + "\n"
+    path = root / name if "/" in name else path_of(root, name)
+    return path, path.read_text() + ("\n" if "/" in name else CHANGE)
 
 
 def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
@@ -287,13 +232,13 @@ CODE_GRADERS = {stage.name for stage in CHAT_EVALS}
 
 
 @pytest.mark.parametrize(("profile", "expected"), [("d12", CODE_GRADERS), ("tiny", set())])
-def test_a_constant_of_the_sandbox_decides_only_evaluations_that_grade_programs(
+def test_a_change_of_the_sandbox_decides_only_evaluations_that_grade_programs(
     copy, profile, expected
 ):
     run = open_profile(profile).run
     before = closures(copy, run)
     path = path_of(copy, "tasks.sandbox.run")
-    with edited({path: _with_another_constant(path.read_text())}):
+    with edited({path: path.read_text() + CHANGE}):
         after = closures(copy, run)
     assert {name for name in before if before[name] != after[name]} == expected
 
