@@ -218,23 +218,6 @@ def test_keys_that_are_not_ours_are_left_alone(store):
     assert look(store).inventory.unknown == len(foreign)
 
 
-def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    acquire(store, manifest).release()
-    store.now += 2 * DAY
-    assert look(store).is_empty
-    make(store, seed=2)
-    store.now += 2 * DAY
-    assert not look(store).is_empty
-    assert not store.names("gc/")
-    gc(store)
-    assert look(store).is_empty  # it has to wait
-    store.now += DAY
-    assert not look(store).is_empty
-    assert store.deleted == []
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,8 +1,6 @@
 """Identity: what changes it, what does not, and that it is the same everywhere."""
 
 import dataclasses
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from flows.identity.fingerprint import (
     plugins_of,
 )
 from flows.identity.syntax import scan
-from flows.stages import PRETRAIN, REPORT, STAGES, TASK_DATA, stage_named
+from flows.stages import PRETRAIN, TASK_DATA
 from nanochat_core import scaling
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
@@ -237,29 +235,6 @@ def test_the_carrier_that_writes_json_into_artifacts_has_pinned_bytes(tmp_path):
     assert (tmp_path / "a.json").read_bytes() == (
         b'{\n "b": [\n  1,\n  0.1\n ],\n "a": {\n  "text": "\\u00e4"\n },\n "empty": []\n}\n'
     )
-
-
-def _sources(entry: str) -> Iterator[tuple[str, str]]:
-    for name in Code(REPOSITORY).closure(entry):
-        path = REPOSITORY / f"{name.replace('.', '/')}.py"
-        if "/" not in name and path.is_file():
-            yield name, path.read_text()
-
-
-# What runs in the sandbox looks names of the standard library up in a table of its own; nothing of
-# ours can be imported there.
-IN_THE_SANDBOX = "tasks.sandbox.child"
-
-
-@pytest.mark.parametrize("stage", [s.name for s in STAGES if s is not REPORT])
-def test_no_stage_imports_by_computed_names(stage):
-    for name, source in _sources(stage_named(stage).entry):
-        if name in (IN_THE_SANDBOX, "tasks.plugins"):  # `named_modules` adds what that imports
-            continue
-        # These two report facts of the interpreter and of packages; they import nothing themselves.
-        assert "importlib" not in re.sub(r"importlib\.(util|metadata)", "", source), name
-        assert "module_from_spec" not in source, name
-        assert "__import__" not in source, name
 
 
 def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini, tmp_path):
