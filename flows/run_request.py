@@ -276,12 +276,7 @@ class RunRequest(BuildParameters):
 
     @property
     def resolved(self) -> "RunRequest":
-        """Return the request with steps and data as changed settings; raises like `settings`."""
-        return replace(self, overrides=self.settings, steps=None, data=None)
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Return all changed settings: `overrides`, and what steps and data stand for.
+        """Return the request with the settings that steps and data stand for among its overrides.
 
         Raises ConfigError if one of them is among the overrides too.
         """
@@ -293,7 +288,8 @@ class RunRequest(BuildParameters):
                     f"{name} is set twice: to {changed[name]} by a field of its own",
                     hint="leave it out of the changed settings, or leave the field empty",
                 )
-        return (*self.overrides, *(f"{name}={value}" for name, value in changed.items()))
+        more = (f"{name}={value}" for name, value in changed.items())
+        return replace(self, overrides=(*self.overrides, *more), steps=None, data=None)
 
 
 def request_of(kind: type[_Request], parameters: Mapping[str, Any]) -> _Request:

@@ -115,22 +115,22 @@ def _check_ended(request: StageRequest, run: FlowRun) -> None:
     if f"run:{request.run}" not in run.tags:
         return
     reason = (run.state.message if run.state else None) or "no reason was given"
-    if run.state_type == StateType.FAILED:
-        message, _, hint = reason.partition(HINT)
-        raise StageError(message, hint=hint or None)
-    if run.state_type == StateType.CANCELLED:
-        raise StageError(
-            f"{request.ref.name} was cancelled: {reason}",
-            hint="run the same command again, or press Retry, to resume",
-        )
-    if run.state_type == StateType.CRASHED:
-        message, _, hint = reason.partition(HINT)
-        raise TransientStageError(f"{request.ref.name} was lost: {message}", hint=hint or None)
-    if run.state_type == StateType.COMPLETED:
-        raise TransientStageError(
-            f"{request.ref.name} is not in the store, though its run {run.name} completed",
-            hint="worker and caller must use the same store",
-        )
+    (message, _, hint), name = reason.partition(HINT), request.ref.name
+    match run.state_type:
+        case StateType.FAILED:
+            raise StageError(message, hint=hint or None)
+        case StateType.CANCELLED:
+            raise StageError(
+                f"{name} was cancelled: {reason}",
+                hint="run the same command again, or press Retry, to resume",
+            )
+        case StateType.CRASHED:
+            raise TransientStageError(f"{name} was lost: {message}", hint=hint or None)
+        case _:
+            raise TransientStageError(
+                f"{name} is not in the store, though its run {run.name} completed",
+                hint="worker and caller must use the same store",
+            )
 
 
 class _ProgressRelay:

@@ -49,24 +49,30 @@ def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optiona
             assert "ptional" not in option.label + option.help, name
 
 
-def test_short_fields_stand_for_settings():
-    request = RunRequest(overrides=("seed=7",), steps=9, data="/data/letters")
-    assert request.settings == (
-        "seed=7",
-        "pretrain.num_steps=9",
-        "shards.path=/data/letters",
-        "shards.source=local",
-    )
-    assert RunRequest().settings == ()
-    assert RunRequest(data="hf://owner/name/train-*").settings == (
-        "shards.path=owner/name/train-*",
-        "shards.source=hub",
-    )
+@pytest.mark.parametrize(
+    ("given", "overrides"),
+    [
+        ({}, ()),
+        (
+            {"overrides": ("seed=7",), "steps": 9, "data": "/data/letters"},
+            (
+                *("seed=7", "pretrain.num_steps=9"),
+                *("shards.path=/data/letters", "shards.source=local"),
+            ),
+        ),
+        (
+            {"data": "hf://owner/name/train-*"},
+            ("shards.path=owner/name/train-*", "shards.source=hub"),
+        ),
+    ],
+)
+def test_short_fields_stand_for_settings(given, overrides):
+    assert RunRequest(**given).resolved == RunRequest(overrides=overrides)
 
 
 def test_a_setting_that_is_given_twice_is_refused():
     with pytest.raises(ConfigError, match=r"pretrain.num_steps is set twice: to 9 by") as error:
-        _ = RunRequest(overrides=("pretrain.num_steps = 8",), steps=9).settings
+        _ = RunRequest(overrides=("pretrain.num_steps = 8",), steps=9).resolved
     assert error.value.hint
 
 
