@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flows.artifacts.names import STAGE_NAMES, check_kind, kind_of, open_newest_run
 from flows.artifacts.runs import Run, known_names
 from flows.cli.options import PlacementOptions, RunOptions, StoreOptions, argv_of
 from flows.cli.output import print_warning
@@ -32,8 +33,6 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     if profile in PROFILES:
         return request
     if not is_profile_file(profile):
-        from flows.artifacts.names import check_kind  # most commands are given a profile's name
-
         check_kind(profile, "profile")
         raise _unknown_profile(profile, where)
     # Imported here: most commands are given the name of a profile.
@@ -103,8 +102,6 @@ def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunReques
 
 def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
     """Return the error for a word that names no profile, with the settings of a run called so."""
-    from flows.artifacts.names import STAGE_NAMES, kind_of, open_newest_run
-
     runs: list[str] = []
     with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
         store = where.open_store()

@@ -6,6 +6,7 @@ are. The report needs every stage's artifact, so a run with a pinned input has n
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from flows.artifacts.names import check_stage, open_usable
 from flows.identity.manifest import Manifest
 from flows.stages import EVALUATORS, REPORT, STAGES, Stage, stage_named
 from infra.storage.base import Store
@@ -19,9 +20,6 @@ def open_pinned(
     """Open the artifacts named `names`, by stage. Raises ConfigError for two of one stage."""
     pinned: dict[str, Manifest] = {}
     for name in names:
-        # Imported here: most plans have no such input.
-        from flows.artifacts.names import open_usable
-
         manifest = open_usable(store, name, warn=warn)
         if (other := pinned.get(manifest.stage)) is not None:
             raise ConfigError(
@@ -43,8 +41,6 @@ def stages_with(pinned: Mapping[str, Manifest], *, until: str | None = None) -> 
     something else needs it. Raises ConfigError if `until` needs none of the given artifacts.
     """
     if until is not None:
-        from flows.artifacts.names import check_stage  # most plans have no last stage
-
         check_stage(until)
     elif not pinned:
         return STAGES

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import Revoked, find_revoked
 from flows.identity.diff import PASSED_ON, Change, compare, nearest
 from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
@@ -317,12 +318,8 @@ def _wanted(
     from_stage: str | None,
 ) -> frozenset[str]:
     wanted = set(force) | set([from_stage] if from_stage else ())
-    if wanted:
-        # Imported here: few plans are asked to redo a stage, and all would wait for its imports.
-        from flows.artifacts.names import check_stage
-
-        for name in sorted(wanted):
-            check_stage(name)
+    for name in sorted(wanted):
+        check_stage(name)
     check_stages(stages, pinned, wanted)
     return stages_to_redo(stages, force=force, from_stage=from_stage)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from flows.artifacts.names import check_stage
 from flows.cli.describe import artifact_tree, describe, list_files
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
 from flows.cli.output import print_json, print_lines, print_unread
@@ -36,8 +37,6 @@ def plan(
     """
     request = read_request(profile, options)
     if stage is not None:
-        from flows.artifacts.names import check_stage  # most plans are of all stages
-
         check_stage(stage)
     found = plan_request(request, options, will_run=False)
     planned, name, profile = found.plan, found.name, found.request.profile
