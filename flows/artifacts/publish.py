@@ -69,7 +69,7 @@ def publish(
     logs: Iterable[Path],
     inputs: Mapping[str, Manifest],
     provenance: Provenance,
-    check_lease: Callable[[], None],
+    check_lease: Callable[[], None] = lambda: None,
     on_bytes: OnBytes = ignore_bytes,
     retry: Retry = call_once,
 ) -> Published:

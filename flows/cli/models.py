@@ -37,7 +37,7 @@ def name_in_store(
         path = Path(model).expanduser().absolute()
         name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
         done = interop.import_model(store, path, name=name, **options)
-        return f"{done.model.stage}@{name}"
+        return f"{done.manifest.stage}@{name}"
     return interop.name_in_store(store, model, **options)
 
 

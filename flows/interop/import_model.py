@@ -8,11 +8,11 @@ model and its tokenizer and nothing else, so that sft@NAME finds it.
 import hashlib
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from flows.artifacts.pins import Log, pin
-from flows.artifacts.publish import publish
+from flows.artifacts.publish import Published, publish
 from flows.artifacts.runs import (
     check_name,
     find_tag,
@@ -24,7 +24,7 @@ from flows.artifacts.runs import (
 )
 from flows.artifacts.transfer import Watch
 from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Facts, Manifest, Provenance
+from flows.identity.manifest import Provenance
 from flows.interop.card import KINDS, read_card
 from flows.leases.file_lock import scratch_directory
 from flows.stages import TOKENIZER
@@ -45,15 +45,6 @@ _FOLDERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Import:
-    """The result of an import."""
-
-    model: Manifest
-    facts: Facts  # where it is from: era, step, address, scores of its card
-    was_there: bool  # the same files were imported before
-
-
 def import_model(
     store: Store,
     model: Path | HubModel,
@@ -67,7 +58,7 @@ def import_model(
     home: Path,
     log: Log,
     watch: Watch,
-) -> Import:
+) -> Published:
     """Import a model, in a directory or downloaded from the Hub, as a run called `name`.
 
     It is in any form of `read_model`. `kind`, `tokenizer`, `step` and `era` are taken from the
@@ -140,7 +131,6 @@ def import_model(
                     logs=[],
                     inputs={},
                     provenance=provenance,
-                    check_lease=lambda: None,  # no lease: put-if-absent of the manifest is enough
                     on_bytes=on_bytes,
                 )
                 for made, identity in identities.items()
@@ -149,8 +139,7 @@ def import_model(
             record = new_run(run, name, profile=IMPORTED, depth=None)
             record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
-    made = parts[stage]
-    return Import(model=made.manifest, facts=facts, was_there=made.adopted)
+    return parts[stage]
 
 
 def _kind_of(path: Path, kind: str | None) -> str:
@@ -230,7 +219,7 @@ def name_in_store(
         again = f"with nanochat import {model} --name NAME"
         error.hint = "; ".join(filter(None, (error.hint, again)))
         raise
-    return f"{done.model.stage}@{name}"
+    return f"{done.manifest.stage}@{name}"
 
 
 def run_name(model: HubModel) -> str:

@@ -61,12 +61,13 @@ def import_model(
         log=print_note,
         watch=partial(show_bytes, what=called),
     )
-    reference = f"{done.model.stage}@{called}"
-    known = (("from_step", "step"), ("era", "era"), ("address", "from"))
-    facts = "".join(f", {word} {done.facts[key]}" for key, word in known if key in done.facts)
+    made, known = done.manifest, done.manifest.provenance.metrics
+    reference = f"{made.stage}@{called}"
+    words = {"from_step": "step", "era": "era", "address": "from"}
+    facts = "".join(f", {word} {known[key]}" for key, word in words.items() if key in known)
     # Only a base model's evaluation reads text that the pipeline itself has still to tokenize.
-    words = f" --use {TOKENIZER.name}@{called}" if done.model.stage == PRETRAIN.name else ""
-    note = ", imported before" if done.was_there else ""
-    print_line(f"{reference}: {done.model.name}{facts}{note}")
+    more = f" --use {TOKENIZER.name}@{called}" if made.stage == PRETRAIN.name else ""
+    note = ", imported before" if done.adopted else ""
+    print_line(f"{reference}: {made.name}{facts}{note}")
     print_line(f"talk to it     nanochat chat {reference}")
-    print_line(f"train further  nanochat run PROFILE --use {reference}{words}")
+    print_line(f"train further  nanochat run PROFILE --use {reference}{more}")

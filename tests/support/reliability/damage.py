@@ -28,7 +28,7 @@ from infra.retry import TRIES
 from infra.storage.base import ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
-from tests.support.flows.rows import PROVENANCE, identity_of, no_fence
+from tests.support.flows.rows import PROVENANCE, identity_of
 from tests.support.flows.shelf import put_run
 
 Contents: TypeAlias = Mapping[str, bytes]  # of an artifact's files, by path
@@ -102,7 +102,6 @@ def make_world(directory: Path, *, seed: int) -> World:
             logs=[log],
             inputs={},
             provenance=dataclasses.replace(PROVENANCE, run=run),
-            check_lease=no_fence,
         ).manifest
         contents[manifest.digest] = files
         return manifest

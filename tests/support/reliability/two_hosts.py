@@ -30,7 +30,7 @@ from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import read_events
-from tests.support.flows.rows import PROVENANCE, no_fence
+from tests.support.flows.rows import PROVENANCE
 from tests.support.flows.waiting import wait_until
 from tests.support.infra.storage.s3_server import client_environment, server_environment
 from tests.support.reliability import small_training
@@ -110,7 +110,6 @@ def seed(store: Store, directory: Path, vocab: int = small_training.VOCAB) -> di
             logs=[],
             inputs=inputs,
             provenance=PROVENANCE,
-            check_lease=no_fence,
         ).manifest
     return done
 

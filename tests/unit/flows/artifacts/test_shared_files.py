@@ -16,7 +16,7 @@ from flows.identity.manifest import Manifest
 from flows.leases import held_lease
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of, no_fence
+from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of
 from tests.support.flows.rubbish import gc, gc_until_clean
 from tests.support.flows.shelf import put_run
 from tests.support.reliability.memory_store import DAY, MemoryStore
@@ -38,10 +38,9 @@ def publish_shards(
     directory: Path,
     count: int,
     *,
-    check_lease=no_fence,
     files=None,
-    on_bytes=lambda n: None,
     redo=0,
+    **options,
 ) -> Manifest:
     """The first `count` shards and their index, or these files, as an artifact."""
     output = directory / f"output-{count}"
@@ -56,8 +55,7 @@ def publish_shards(
         logs=[],
         inputs={},
         provenance=dataclasses.replace(PROVENANCE, run=f"tiny-{count}"),
-        check_lease=check_lease,
-        on_bytes=on_bytes,
+        **options,
     ).manifest
 
 
