@@ -27,18 +27,14 @@ def name_in_store(
     With `is_foreign`, for an evaluation, so are a model that only transformers can run and one in a
     directory, ./gpt2 say.
     """
-    options: dict[str, Any] = {
-        "is_foreign": is_foreign,
-        "home": where.open_home(),
-        "log": print_note,
-        "watch": partial(show_bytes, what=model),
-    }
-    if is_foreign and model.startswith(_DIRECTORIES):
-        path = Path(model).expanduser().absolute()
-        name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
-        done = interop.import_model(store, path, name=name, **options)
-        return f"{done.manifest.stage}@{name}"
-    return interop.name_in_store(store, model, **options)
+    watch = partial(show_bytes, what=model)
+    options: dict[str, Any] = {"home": where.open_home(), "log": print_note, "watch": watch}
+    if not (is_foreign and model.startswith(_DIRECTORIES)):
+        return interop.name_in_store(store, model, is_foreign=is_foreign, **options)
+    path = Path(model).expanduser().absolute()
+    name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
+    done = interop.import_model(store, path, name=name, is_foreign=True, **options)
+    return f"{done.manifest.stage}@{name}"
 
 
 def open_named_model(where: StoreOptions, model: str) -> Path:

@@ -8,6 +8,7 @@ A loss is a regression if it exceeds what the rule allows and the 95 % interval 
 of pairs of answers or of rows of text, excludes 0. Without an interval the rule alone decides.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Any
 from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, direction, scores_of
-from flows.evals.suite import Against, EvalRequest
+from flows.evals.suite import EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.render.paired import Delta, Score
@@ -91,18 +92,17 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
     Evaluations with a damaged manifest are left out. The name is a run's, not a tag's: see
     `flows.evals.suite.history_name`.
     """
-    found: list[Evaluation] = []
-    known: dict[str, Manifest | None] = {}
-    for run in islice(newest_runs(store, name), _HISTORY):
-        fingerprint = run.stages.get(stage)
-        if run.status != "finished" or fingerprint is None:
-            continue
-        # Nightly runs of an unchanged model share one artifact: one request for all of them.
-        if fingerprint not in known:
-            known[fingerprint] = find_whole(store, ArtifactRef(stage, fingerprint))
-        if (manifest := known[fingerprint]) is not None:
-            found.append(Evaluation(run=run, manifest=manifest))
-    return found
+
+    # Nightly runs of an unchanged model share one artifact: one request for all of them.
+    @functools.cache
+    def find(ref: ArtifactRef) -> Manifest | None:
+        return find_whole(store, ref)
+
+    return [
+        Evaluation(run=run, manifest=manifest)
+        for run in islice(newest_runs(store, name), _HISTORY)
+        if run.status == "finished" and (ref := run.find_ref(stage)) and (manifest := find(ref))
+    ]
 
 
 def assess(
@@ -115,23 +115,23 @@ def assess(
     scores = scores_of(newest.manifest)
     metric = _metric(newest.manifest, scores, rule)
     earlier = [
-        evaluation
+        (evaluation, score)
         for evaluation in history
         if evaluation.run.run != newest.run.run
         and _suite(evaluation.manifest) == _suite(newest.manifest)
-        and metric in scores_of(evaluation.manifest)
+        and (score := scores_of(evaluation.manifest).get(metric))
     ]
     found = Assessment(metric=metric, score=scores[metric], drop=rule.drop)
-    if (baseline := _baseline(earlier, metric, rule.against)) is None:
+    if not earlier:
         return found
-    found = replace(
-        found,
-        baseline=scores_of(baseline.manifest)[metric],
-        baseline_run=baseline.run.run,
-        delta=(delta := delta_between(store, baseline.manifest, newest.manifest, metric)),
-    )
+    better = direction(metric)
+    baseline, score = earlier[0]
+    if rule.against == "best":
+        baseline, score = max(earlier, key=lambda item: item[1].value * better)
+    delta = delta_between(store, baseline.manifest, newest.manifest, metric)
+    found = replace(found, baseline=score, baseline_run=baseline.run.run, delta=delta)
     # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
-    is_worse = -delta.value * direction(metric) > rule.drop
+    is_worse = -delta.value * better > rule.drop
     return replace(found, regressed=is_worse and not found.is_inside)
 
 
@@ -169,14 +169,4 @@ def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: EvalRequest) 
     raise ConfigError(
         f"{manifest.name} has not measured {named}" + (f": {why}" if why else ""),
         hint=f"it has measured: {listed(list(scores), _SHOWN_NAMES) or 'nothing'}",
-    )
-
-
-def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> Evaluation | None:
-    if against == "previous":
-        return next(iter(earlier), None)
-    return max(
-        earlier,
-        key=lambda e: scores_of(e.manifest)[metric].value * direction(metric),
-        default=None,
     )

@@ -170,15 +170,12 @@ def _show_schedules(place: StoreOptions, *, as_json: bool) -> None:
         from deployments.evals import read_evaluations
 
         found = read_evaluations()
-    columns = texts("model", "cron", "timezone", "state", "metric", "drop", "against")
-    none = "nothing is scheduled: nanochat evals MODEL --schedule"
-    table = Table(columns=columns, rows=[*map(_row, found)])
-
-    def tree() -> list[dict[str, str | None]]:
-        metrics = [each.parameters.get("metric") for each in found]  # None: the first of three
-        return [{**row, "metric": m} for row, m in zip(table.tree(), metrics, strict=True)]
-
-    print_result(tree, [table if found else none], as_json=as_json)
+    rows = [*map(_row, found)]
+    lines: list[str | Table] = ["nothing is scheduled: nanochat evals MODEL --schedule"]
+    if rows:
+        cells = [[cell or "chatcore, core or val_bpb" for cell in row.values()] for row in rows]
+        lines = [Table(columns=texts(*rows[0]), rows=cells)]
+    print_result(lambda: rows, lines, as_json=as_json)
 
 
 def _remove(model: str, place: StoreOptions) -> None:
@@ -190,15 +187,15 @@ def _remove(model: str, place: StoreOptions) -> None:
     print_line(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
 
 
-def _row(found: "Wanted") -> tuple[str, ...]:
+def _row(found: "Wanted") -> dict[str, str | None]:
     rule, schedule = found.parameters, found.schedule
     assert schedule is not None
-    return (
-        rule["model"],
-        schedule.cron,
-        schedule.timezone or "UTC",
-        "paused" if found.paused else "on",
-        rule.get("metric") or "chatcore, core or val_bpb",
-        f"{rule.get('drop', DROP):g}",
-        rule.get("against", "previous"),
-    )
+    return {
+        "model": rule["model"],
+        "cron": schedule.cron,
+        "timezone": schedule.timezone or "UTC",
+        "state": "paused" if found.paused else "on",
+        "metric": rule.get("metric"),  # None: the first of three that was measured
+        "drop": f"{rule.get('drop', DROP):g}",
+        "against": rule.get("against", "previous"),
+    }

@@ -62,6 +62,7 @@ ANOTHER = [{"chatcore": 0.9, "suite": "another"}, {"chatcore": 0.8, "status": "f
         ([{"val_bpb": 1.1}], {"val_bpb": 1.0}, {}, False, 1.1),
         (TWO, {"chatcore": 0.49}, {"against": "previous"}, False, 0.5),
         (TWO, {"chatcore": 0.49}, {"against": "best"}, True, 0.9),
+        ([{"val_bpb": 1.0}, {"val_bpb": 1.1}], {"val_bpb": 1.1}, {"against": "best"}, True, 1.0),
         (ANOTHER, {"chatcore": 0.5}, {}, False, None),
     ],
 )
