@@ -7,7 +7,6 @@ compared with.
 """
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 from prefect.events import emit_event
@@ -29,17 +28,8 @@ REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
 MAX_ROWS = 60  # of the history on Prefect's page
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """The results of an evaluation that completed."""
-
-    outcome: Outcome
-    evaluation: Built
-    verdict: Assessment
-
-
 @run_flow("nanochat-eval", EvalRequest, name_of=lambda request: history_name(request.model))
-def nanochat_eval(request: EvalRequest) -> Evaluated:
+def nanochat_eval(request: EvalRequest) -> tuple[Built, Assessment]:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
     known = planned_by_caller(request, Suite)
     setup = open_flow(store=request.store)
@@ -51,10 +41,10 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
 
 def assess_run(
     stage: str, outcome: Outcome, request: EvalRequest, *, store: Store, wait: StoreWait
-) -> Evaluated:
+) -> tuple[Built, Assessment]:
     """Compare what `stage` measured with earlier evaluations of the model; show and report it.
 
-    Raises ConfigError if the requested metric was not measured.
+    Returns what it measured too. Raises ConfigError if the requested metric was not measured.
     """
     model = request.model
     built = outcome.stages[stage]
@@ -70,7 +60,7 @@ def assess_run(
         pages.show(stage, "table", rows, about=about)
     # Last, so that an automation that reads the run's page or record finds both complete.
     _emit_events(model, newest, built, verdict)
-    return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)
+    return built, verdict
 
 
 def _emit_events(model: str, newest: Evaluation, built: Built, verdict: Assessment) -> None:

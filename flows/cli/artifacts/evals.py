@@ -151,12 +151,11 @@ def _run(suite: Suite, command: str, options: EvalOptions) -> int:
         from flows.evals.flow import nanochat_eval
         from flows.orchestration.caller import call_flow
 
-        evaluated = call_flow(nanochat_eval, **asdict(suite.request))
-    made, took = evaluated.evaluation, duration(time.monotonic() - began)
-    how = "cached" if made.cached else "built"
-    verdict = f"{suite.request.model}: {evaluated.verdict.text}"
-    print_lines(["", f"{made.manifest.name} {how}, in {took}", verdict])
-    return CHANGES if evaluated.verdict.regressed else 0
+        made, verdict = call_flow(nanochat_eval, **asdict(suite.request))
+    how, took = "cached" if made.cached else "built", duration(time.monotonic() - began)
+    done = f"{made.manifest.name} {how}, in {took}"
+    print_lines(["", done, f"{suite.request.model}: {verdict.text}"])
+    return CHANGES if verdict.regressed else 0
 
 
 def _show_schedules(place: StoreOptions, *, as_json: bool) -> None:

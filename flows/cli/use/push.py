@@ -73,11 +73,10 @@ def push(
 
 def _lines(chosen: Chosen, pushed: Pushed, to: str, seconds: float) -> Sequence[str]:
     """Return the lines that say what was sent, adopted, moved and replaced."""
-    ours = {(m.stage, m.fingerprint): m for m in chosen.manifests}
-    is_same = {m.name: m.digest == ours[m.stage, m.fingerprint].digest for m in pushed.adopted}
+    ours = {manifest.ref: manifest.digest for manifest in chosen.manifests}
     lines = [
         f"{theirs.name} is in {to} already, made by run {theirs.provenance.run}, with "
-        f"{'the same' if is_same[theirs.name] else 'other'} contents: that one stays"
+        f"{'the same' if theirs.digest == ours[theirs.ref] else 'other'} contents: that one stays"
         for theirs in pushed.adopted
     ]
     lines += [
