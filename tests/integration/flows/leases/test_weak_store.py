@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.cli.checks import try_store
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -32,9 +31,3 @@ def test_a_push_is_refused_before_a_file_is_sent(fake, tmp_path):
     with pytest.raises(StoreError, match=REFUSED):
         send(source, S3Store("s3://fake/x"), "tiny")
     assert fake.objects == {}
-
-
-def test_the_doctor_says_so(fake):
-    (found,) = [found for found in try_store("s3://fake/x") if found.state == "fail"]
-    assert "refuses If-Match" in found.found
-    assert "or a directory" in (found.remedy or "")

@@ -118,7 +118,7 @@ def server(
         fake, environment = None, {}
         if request.param == "ministack":
             server: S3Server = request.getfixturevalue("s3_server")
-            environment = server.environment
+            environment = server.add_user("contract")  # whose signatures are checked
         else:
             faults = [BAD_SERVERS[request.param][1]] if request.param in BAD_SERVERS else []
             fake = FakeS3(faults=faults, bucket=BUCKET)

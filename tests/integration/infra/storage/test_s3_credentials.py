@@ -27,22 +27,6 @@ def user(s3_server: S3Server) -> dict[str, str]:
     return s3_server.add_user("everything")
 
 
-def test_signed_requests_of_every_kind_are_accepted(
-    user: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    store = use(monkeypatch, user)
-    (tmp_path / "f").write_bytes(bytes(17 << 20))
-    store.upload("signed/large", tmp_path / "f")
-    store.fetch("signed/large", tmp_path / "g", size=17 << 20)
-    assert store.put_if_absent("signed/a", b"1")
-    assert store.put_if_same("signed/a", b"2", version=store.get_stored("signed/a").version)
-    assert store.get("signed/a") == b"2"
-    assert len(list(store.list("signed/"))) == 2
-    assert store.abort_stale_uploads(before=0.0) == 0
-    for entry in store.list("signed/"):
-        store.delete(entry.key)
-
-
 @pytest.mark.parametrize(
     ("others", "asks", "error", "hint"),
     [

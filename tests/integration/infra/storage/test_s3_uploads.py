@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fixtures import IMPATIENT, PART, PARTS, Rig
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Request
-from tests.support.infra.storage.s3_server import start_s3
 
 
 @pytest.mark.parametrize("verb", ["PUT partNumber", "POST uploadId"])
@@ -62,33 +60,6 @@ def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(rig: Rig, 
     rig.store.upload("large", rig.large)
     assert rig.count("POST uploads") == 1
     assert rig.data("large") == rig.large.read_bytes()
-
-
-def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
-    tmp_path: Path, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = start_s3(tmp_path / "server")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    counts: list[int] = []
-
-    def die(count: int) -> None:
-        nonlocal server
-        counts.append(count)
-        if len(counts) == 4:
-            server.kill()  # which forgets the upload
-            server = start_s3(tmp_path / "server", server.port)
-
-    try:
-        server.make_bucket("nanochat")
-        rig.store = S3Store("s3://nanochat/x")
-        rig.store.put("a", b"acknowledged")
-        rig.store.upload("large", rig.large, on_bytes=die)
-        assert rig.fetch() == rig.large.read_bytes()
-        assert rig.store.get("a") == b"acknowledged"
-    finally:
-        server.kill()
-    assert sum(counts) >= rig.large.stat().st_size
 
 
 # Uploads; asks to be interrupted after some parts went.
