@@ -10,11 +10,11 @@ import pytest
 from flows.identity.manifest import File
 from infra.retry import RetryPolicy
 from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.misbehaviour import Fault, Kind
 from tests.support.reliability import fault_pipeline
 from tests.support.reliability.fault_pipeline import (
     Pipeline,
-    TriedStore,
     find_partial,
     open_pipeline,
     try_faults,
@@ -77,7 +77,7 @@ def _find_absence(file: File, path: Path) -> str | None:
 def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
     most = 1.2  # times the requests, not MAX_REQUESTS: enough to see that they are counted
     fault = Fault(kind=Kind.STATUS, skip=29)
-    many = int(1.1 * most * sum(pipeline.calm[False].values()))
+    many = int(1.1 * most * sum(pipeline.calm.values()))
     retry_policy = RetryPolicy(tries=many, first_wait=0.0)
     with (
         mock.patch.object(fault_pipeline, "MAX_REQUESTS", most),
@@ -88,7 +88,7 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
     assert outcome.ratio > most
 
 
-class ManifestFirst(TriedStore):
+class ManifestFirst(S3Store):
     """Stores the files of an artifact only when a reader has seen its manifest."""
 
     looked = threading.Event()  # each time a reader has looked at everything

@@ -97,13 +97,6 @@ class Outcome:
         return is_known and not self.partial and self.again is None
 
 
-class TriedStore(S3Store):
-    """A store whose conditions were tried before."""
-
-    def check_conditions(self) -> None:
-        pass
-
-
 @dataclass
 class Pipeline:
     """Where runs take place; see `open_pipeline`."""
@@ -113,8 +106,7 @@ class Pipeline:
     clients: Mapping[bool, Any]  # by whether faults happen to their requests
     stages: Sequence[Stage]
     digests: Mapping[str, str] = field(default_factory=dict)  # of a run without faults
-    # Its requests by verb, with and without trying the store's conditions first.
-    calm: Mapping[bool, Mapping[str, int]] = field(default_factory=dict)
+    calm: Mapping[str, int] = field(default_factory=dict[str, int])  # its requests by verb
 
     def run(
         self,
@@ -122,26 +114,22 @@ class Pipeline:
         storm: Storm = CALM,
         seed: int = 0,
         watched: bool = False,
-        tries_conditions: bool = False,
-        kind: type[S3Store] | None = None,
+        kind: type[S3Store] = S3Store,
         retry_policy: RetryPolicy = PATIENCE,
     ) -> Outcome:
         """Build everything with faults; look at the server; build again without.
 
-        `watched`: a reader looks all the while. `tries_conditions`: the store is a new one, whose
-        conditions are tried first. `kind`: a store of another make.
+        `watched`: a reader looks all the while. `kind`: a store of another make.
         """
         prefix, home = uuid.uuid4().hex, self.directory / uuid.uuid4().hex
         home.mkdir()
-        kind = kind or (S3Store if tries_conditions else TriedStore)
         store = self._open(prefix, kind, retry_policy, meets_faults=True)
-        direct = self._open(prefix, TriedStore, RetryPolicy(tries=8), meets_faults=False)
+        direct = self._open(prefix, S3Store, RetryPolicy(tries=8), meets_faults=False)
         self.fake.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.1 if watched else None) as partial:
             ended, said = self._build(store, home)
         verbs = Counter(request.verb for request in self.fake.requests)
         fired = tuple(self.fake.fired)
-        calm = self.calm.get(tries_conditions, verbs)
         self.fake.settle()
         partial.extend(find_partial(direct))
         self.fake.arm()
@@ -150,7 +138,7 @@ class Pipeline:
         return Outcome(
             fired=fired,
             verbs=verbs,
-            ratio=verbs.total() / sum(calm.values()),
+            ratio=verbs.total() / sum((self.calm or verbs).values()),
             ended=ended,
             said=said,
             partial=tuple(sorted(set(partial))),
@@ -164,6 +152,7 @@ class Pipeline:
         store.client = self.clients[meets_faults]  # to make one takes longer than a run
         # The referee's own requests meet no faults, only a machine that is busy.
         store.has_accepted = not meets_faults
+        store.faults = ()  # of its conditions, which were tried before
         return store
 
     def _build(self, store: Store, home: Path) -> tuple[str, str]:
@@ -199,24 +188,22 @@ class Pipeline:
 
 
 def try_faults(pipeline: Pipeline, *, trials: int, seed: int) -> list[Outcome]:
-    """Run so often: with each kind of fault at each request in turn, some storms, some new stores.
+    """Run so often: with each kind of fault at each request in turn, and some storms.
 
-    In a storm requests break at random. The conditions of a new store are tried first.
+    In a storm requests break at random.
     """
     chance, outcomes = random.Random(seed), list[Outcome]()
-    left: dict[tuple[Kind, bool], list[int]] = {}  # requests that a kind has not broken yet
+    left: dict[Kind, list[int]] = {}  # requests that a kind has not broken yet
     for number in range(trials):
-        tries_conditions = chance.random() < 0.1
         kind = NETWORK_FAULTS[(number - number // _STORMS) % len(NETWORK_FAULTS)]
         faults, storm = list[Fault](), CALM
         if number % _STORMS == _STORMS - 1:
             storm = Storm(rate=chance.uniform(*_RATES))
         else:
             verb = _VERBS.get(kind, ".*")
-            requests = left.setdefault((kind, tries_conditions), [])
+            requests = left.setdefault(kind, [])
             if not requests:
-                calm = pipeline.calm[tries_conditions]
-                requests += range(sum(n for v, n in calm.items() if re.fullmatch(verb, v)))
+                requests += range(sum(n for v, n in pipeline.calm.items() if re.fullmatch(verb, v)))
                 chance.shuffle(requests)
             faults = [Fault(kind=kind, skip=requests.pop(), times=1, verb=verb)]
         outcomes.append(
@@ -225,7 +212,6 @@ def try_faults(pipeline: Pipeline, *, trials: int, seed: int) -> list[Outcome]:
                 storm=storm,
                 seed=chance.randrange(1 << 32),
                 watched=chance.random() < 0.25,
-                tries_conditions=tries_conditions,
             )
         )
     assert any(outcome.fired for outcome in outcomes)
@@ -299,9 +285,9 @@ def open_pipeline(directory: Path) -> Generator[Pipeline]:
         patch.setattr(flows.building.job, "run_job", toy_job)
         first = toys.stage("first")
         pipeline = Pipeline(directory, fake, clients, (first, toys.stage("second", first)))
-        calm = {tries: pipeline.run(tries_conditions=tries) for tries in (False, True)}
-        assert all(outcome.is_good and outcome.ended == "same" for outcome in calm.values()), calm
-        pipeline.calm = {tries: outcome.verbs for tries, outcome in calm.items()}
+        calm = pipeline.run()
+        assert (calm.is_good, calm.ended) == (True, "same"), calm
+        pipeline.calm = calm.verbs
         yield pipeline
     for made in clients.values():
         made.close()
