@@ -94,7 +94,7 @@ def measure(directory: Path, peers: dict[str, str], gigabytes: float, rounds: in
                 check(directory / f"pulled-{prefix}", manifest)
                 clear(directory, prefix)
     finally:
-        server.stop()
+        server.kill()
     return times
 
 

@@ -327,6 +327,7 @@ class S3Store:
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Generator[None]:
+        """Turn a failure of the block into a StoreError with a hint."""
         try:
             yield
         except FAILURES as error:

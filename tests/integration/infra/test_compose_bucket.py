@@ -25,5 +25,5 @@ def test_the_stack_can_be_started_again_when_its_bucket_is_there(tmp_path: Path)
             found = client.list_buckets()["Buckets"]
             client.put_object(Bucket="nanochat", Key="key", Body=b"value")
         finally:
-            server.stop()
+            server.kill()
         assert [bucket["Name"] for bucket in found] == ["nanochat"]

@@ -74,8 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6))
     def steps(self, count):
-        for _ in range(count):
-            self.case.scheduler.step()
+        self.case.steps(count)
 
     @rule()
     def all_make_room(self):
@@ -132,9 +131,6 @@ def test_a_crowd_is_answered_as_each_alone(shape):
     rng = random.Random(shape)
     case = SHAPES[shape]()
     asked = [case.ask(prompt_of(rng), seed=i, num_samples=rng.choice((1, 4))) for i in range(60)]
-    case.work()
-    for one in asked:
-        case.check(one)
-    case.check_empty()
+    case.finish(*asked)
     if shape in ("scarce", "asynchronous"):
         assert case.scheduler.slots.counts.preemptions > 0

@@ -63,9 +63,7 @@ def test_those_called_off_while_all_slots_are_busy_do_not_pile_up():
         for _ in range(2):
             case.ask([7] * 40, num_samples=50).handle.cancel()
     assert len(case.scheduler._waiting) < 10
-    case.work()
-    for one in busy:
-        case.check(one)
+    case.finish(*busy)
 
 
 def test_samples_that_wait_share_their_prompt():
@@ -75,8 +73,7 @@ def test_samples_that_wait_share_their_prompt():
     waiting = [s for s in asked.handle.seqs if s.tables is None and s.is_fresh]
     assert len(waiting) > 40
     assert {id(sample.tokens) for sample in waiting} == {id(asked.handle.prompt)}
-    case.work()
-    case.check(asked)
+    case.finish(asked)
 
 
 def test_when_all_is_abandoned_the_runners_tables_are_empty():

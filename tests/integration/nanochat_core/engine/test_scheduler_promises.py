@@ -14,8 +14,7 @@ pytestmark = pytest.mark.torch
 def test_a_prompt_is_read_once_whatever_the_number_of_samples():
     case = Case(num_slots=4, settings={"prefill_tokens": 64}, calls=0.0)
     asked = case.ask([1] * 30, num_samples=11, max_tokens=6)
-    case.work()
-    case.check(asked)
+    case.finish(asked)
     assert case.runner.tokens_read == [30]
 
 
@@ -25,8 +24,7 @@ def test_a_conversation_continues_from_the_pages_of_its_earlier_turns():
     case.work()
     answer = [event.token for event in first.tokens()]
     second = case.ask([*[1] * 21, *answer, 2, 3], max_tokens=8)
-    case.work()
-    case.check(second)
+    case.finish(second)
     # 40 of 43 tokens are read and fill whole pages of 4.
     assert case.runner.tokens_read == [21, 3]
     assert case.scheduler.slots.counts.prefix_tokens == 40
@@ -59,20 +57,16 @@ def test_an_answer_that_fills_the_first_page_is_not_shared_with_another_salt():
 def test_prompts_that_come_together_read_what_they_share_once():
     case = Case(num_slots=8, settings={"prefill_tokens": 64})
     asked = [case.ask([*[1] * 40, i], max_tokens=3) for i in range(8)]
-    case.work()
-    for one in asked:
-        case.check(one)
+    case.finish(*asked)
     assert sum(case.runner.tokens_read) == 41 + 7
 
 
 def test_nothing_that_other_weights_read_is_used_after_a_refresh():
     case = Case(ends=0.0)
     before = case.ask([1] * 30)
-    case.work()
-    case.check(before)
+    case.finish(before)
     cut = case.ask([1] * 30, seed=1)
-    for _ in range(3):
-        case.scheduler.step()
+    case.steps(3)
     assert not cut.is_over
     written = len(cut.tokens())
     case.scheduler.refresh()
@@ -81,8 +75,7 @@ def test_nothing_that_other_weights_read_is_used_after_a_refresh():
     case.work()
     assert sum(read) >= 30 + written  # from the beginning
     after = case.ask([1] * 30)
-    case.work()
-    case.check(after)
+    case.finish(after)
     assert before.tokens() != after.tokens()
 
 
@@ -114,11 +107,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_to_be_read():
 def test_a_short_answer_does_not_wait_for_long_ones(is_asynchronous):
     case = Case(ends=0.0, calls=0.0, is_asynchronous=is_asynchronous, settings={"max_steps": 2})
     long = case.ask([1], max_tokens=60)
-    for _ in range(5):
-        case.scheduler.step()
+    case.steps(5)
     short = [case.ask([2], max_tokens=n) for n in (1, 2, 3)]
-    for _ in range(5):
-        case.scheduler.step()
+    case.steps(5)
     assert not long.is_over
     for one in short:
         case.check(one)
@@ -163,16 +154,14 @@ def test_many_samples_of_one_request_take_turns_with_others():
     while not one.is_over:
         case.scheduler.step()
     assert len(many.ends) < 5
-    case.work()
-    case.check(many)
+    case.finish(many)
 
 
 def test_calling_off_frees_slot_and_pages_at_the_next_step():
     case = Case(num_slots=1, ends=0.0, calls=0.0, settings={"max_steps": 1})
     long = case.ask([1] * 20)
     waiting = case.ask([2] * 20, max_tokens=1)
-    for _ in range(6):
-        case.scheduler.step()
+    case.steps(6)
     assert len(case.scheduler.slots.running) == 1
     assert not waiting.tokens()
     output = len(long.tokens())
@@ -180,9 +169,7 @@ def test_calling_off_frees_slot_and_pages_at_the_next_step():
     case.scheduler.step()
     assert long.ends[0].reason == "cancelled"
     assert len(long.tokens()) == output
-    case.work()
-    case.check(waiting)
-    case.check_empty()
+    case.finish(waiting)
     assert case.scheduler.slots.counts.cancellations == 1
 
 
@@ -192,8 +179,7 @@ def test_calling_off_twice_or_too_late_does_nothing():
     case.work()
     asked.handle.cancel()
     asked.handle.cancel()
-    case.work()
-    case.check(asked)
+    case.finish(asked)
     assert case.scheduler.slots.counts.cancellations == 0
 
 
@@ -216,9 +202,7 @@ def test_what_never_fits_the_pages_is_refused_and_what_just_fits_is_answered():
     with pytest.raises(DataError, match="prompt and answer are up to 26 tokens long, more than"):
         case.ask([1] * 20, max_tokens=6)
     asked = [case.ask([i] * 20, max_tokens=5) for i in range(3)]
-    case.work()
-    for one in asked:
-        case.check(one)
+    case.finish(*asked)
 
 
 WRONG = {
@@ -250,8 +234,7 @@ def test_a_failing_runner_fails_the_requests_concerned_and_no_other():
     assert str(first.ends[0].cause) == "no more memory"
     case.work()
     third = case.ask([4, 5])
-    case.work()
-    case.check(third)
+    case.finish(third)
     assert {sample: end.reason for sample, end in second.ends.items()} == {
         0: "failed", 1: "length", 2: "length"
     }  # fmt: skip
@@ -264,15 +247,13 @@ def test_a_failing_runner_fails_the_requests_concerned_and_no_other():
 def test_a_runner_may_fail_at_any_pass(at):
     case = Case(num_slots=2)
     asked = [case.ask([1] * 20 + [i], num_samples=2) for i in range(4)]
-    for _ in range(at):
-        case.scheduler.step()
+    case.steps(at)
     case.runner.fail_next = ValueError("once")
     case.work()
     case.check_empty()
     assert all(one.is_over for one in asked)
     after = case.ask([1] * 20)
-    case.work()
-    case.check(after)
+    case.finish(after)
 
 
 def test_a_sink_that_raises_loses_its_own_request_alone():
@@ -317,16 +298,14 @@ def test_what_is_cut_off_in_the_middle_of_a_step_leaves_nothing_behind():
     assert all(one.is_over for one in asked)
     case.check_empty()
     after = case.ask([1] * 20, num_samples=3)
-    case.work()
-    case.check(after)
+    case.finish(after)
 
 
 def test_log_probs_come_with_drawn_tokens_of_those_who_want_them():
     case = Case(calls=0.1)
     wants = case.ask([1], num_log_probs=0, num_samples=4, max_tokens=40)
     others = case.ask([2], max_tokens=40)
-    case.work()
-    case.check(wants)
+    case.finish(wants)
     events = [event for sample in range(4) for event in wants.tokens(sample)]
     assert {event.sampled for event in events} == {True, False}
     for event in events:

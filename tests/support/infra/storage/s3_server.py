@@ -81,14 +81,6 @@ class S3Server:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL."""
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
 
 @functools.cache  # to make one costs 0.2 s of CPU
 def _client(service: str, endpoint: str) -> Any:
@@ -221,7 +213,7 @@ def main() -> None:
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()
-    server.stop()
+    server.kill()
 
 
 if __name__ == "__main__":

@@ -64,6 +64,17 @@ class Case:
                 return
         raise AssertionError("it does not end")
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.scheduler.step()
+
+    def finish(self, *asked: "Asked") -> None:
+        """Work to the end: these answers are the reference's, and nothing is left."""
+        self.work()
+        for one in asked:
+            self.check(one)
+        self.check_empty()
+
     def check(self, asked: "Asked") -> None:
         request = asked.handle.request
         limit = self.scheduler.limit_for(request.prompt, request.max_tokens)
