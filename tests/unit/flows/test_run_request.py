@@ -49,25 +49,13 @@ def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optiona
             assert "ptional" not in option.label + option.help, name
 
 
-@pytest.mark.parametrize(
-    ("given", "overrides"),
-    [
-        ({}, ()),
-        (
-            {"overrides": ("seed=7",), "steps": 9, "data": "/data/letters"},
-            (
-                *("seed=7", "pretrain.num_steps=9"),
-                *("shards.path=/data/letters", "shards.source=local"),
-            ),
-        ),
-        (
-            {"data": "hf://owner/name/train-*"},
-            ("shards.path=owner/name/train-*", "shards.source=hub"),
-        ),
-    ],
-)
-def test_short_fields_stand_for_settings(given, overrides):
-    assert RunRequest(**given).resolved == RunRequest(overrides=overrides)
+def test_short_fields_stand_for_settings():
+    request = RunRequest(overrides=("seed=7",), steps=9, data="/data/letters")
+    text = ("shards.path=/data/letters", "shards.source=local")
+    expected = RunRequest(overrides=("seed=7", "pretrain.num_steps=9", *text))
+    assert request.resolved == expected == expected.resolved
+    text = ("shards.path=owner/name/train-*", "shards.source=hub")
+    assert RunRequest(data="hf://owner/name/train-*").resolved.overrides == text
 
 
 def test_a_setting_that_is_given_twice_is_refused():
