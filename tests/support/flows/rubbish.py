@@ -54,15 +54,10 @@ def make_grown(store: MemoryStore, old: Manifest) -> Manifest:
 
 def make_other(manifest: Manifest) -> Manifest:
     """Another attempt at the same artifact."""
-    key = f"{place(manifest)}/files/b/data"
+    key = f"{manifest.ref.prefix}/files/b/data"
     return dataclasses.replace(
         manifest, files=(dataclasses.replace(manifest.files[0], key=key),), logs=()
     )
-
-
-def place(manifest: Manifest) -> str:
-    """Where all that belongs to it lies."""
-    return f"{manifest.stage}/{manifest.fingerprint}"
 
 
 def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> held_lease.HeldLease:

@@ -233,12 +233,6 @@ class Escape:
 
 
 ESCAPES = {
-    "native sources found by a pattern": Escape(
-        "nanochat_core/model/native/build.py",  # training's: AVX2 is enough for them
-        '"products.h", "rows.h"),',
-        '*(f"{part}.h" for part in ("products",)), "rows.h"),',
-        finds="nanochat_core/model/native/products.h",
-    ),
     "a data file with a name that is put together": Escape(
         "tasks/generated/spelling.py",
         '"words.txt"',
@@ -250,14 +244,6 @@ ESCAPES = {
         "def run(",
         "import importlib as i\n\ni.import_module('nanochat_core.model.' + 'shape')\n\n\ndef run(",
         finds="nanochat_core/model/shape.py",
-        stage="tokenizer",
-    ),
-    "source that is read as text": Escape(
-        "nanochat_core/train/tokenizer.py",
-        "def run(",
-        "from pathlib import Path as P\n\nP(__file__).with_name('muon.py').exists()\n"
-        "P(__file__).with_name('sft.py').read_text()\n\n\ndef run(",
-        finds="nanochat_core/train/sft.py",
         stage="tokenizer",
     ),
 }

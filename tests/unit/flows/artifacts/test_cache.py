@@ -62,22 +62,6 @@ def test_what_is_too_much_in_a_copy_is_removed(store, cache, tmp_path, manifest,
     assert names(tmp_path / "elsewhere") == ["mine"]
 
 
-@pytest.mark.parametrize("link", ["files/sub", "files/train.rows"])
-def test_a_link_in_the_cache_is_replaced_and_what_it_points_at_left_alone(
-    store, cache, tmp_path, manifest, link
-):
-    directory = fetch(store, manifest, cache)
-    elsewhere = tmp_path / "elsewhere"
-    (directory / link).rename(elsewhere)
-    (directory / link).symlink_to(elsewhere)
-    if elsewhere.is_dir():
-        (elsewhere / "mine").write_text("mine")
-    fetch(store, manifest, cache)
-    assert not any(path.is_symlink() for path in [directory, *directory.rglob("*")])
-    assert (directory / "files" / "train.rows").read_bytes() == b"123456"
-    assert elsewhere.is_file() or (elsewhere / "mine").read_text() == "mine"
-
-
 def test_a_cache_that_cannot_be_written_says_so(store, manifest):
     with (
         Cache(Path("/proc/nowhere"), GIGABYTE) as cache,

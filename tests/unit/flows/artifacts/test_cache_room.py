@@ -1,13 +1,10 @@
 """Room in the cache: what is dropped, what never is, and many processes that share it."""
 
 import os
-import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
-from flows.artifacts import cache as module
 from flows.artifacts.cache import Cache, fetch
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
@@ -108,34 +105,3 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(store, cache, m
     assert counted == [0, 0, 0]
     assert store.fetched == []
     fetch(store, manifest, cache)
-
-
-def test_who_waits_for_a_copy_that_is_being_dropped_fetches_it_anew(
-    store, cache, manifest, monkeypatch
-):
-    fetch(store, manifest, cache)
-    cache.close()
-    dropping, may_drop = threading.Event(), threading.Event()
-    rmtree = shutil.rmtree
-
-    def wait_and_remove(path: Path, **options: bool) -> None:
-        dropping.set()
-        may_drop.wait(100)
-        rmtree(path, ignore_errors=True)
-
-    monkeypatch.setattr(module.shutil, "rmtree", wait_and_remove)
-    other = Cache(cache.directory, 0)
-    dropper = threading.Thread(target=other.make_room)
-    dropper.start()
-    assert dropping.wait(100)
-    user = threading.Thread(target=fetch, args=(store, manifest, cache))
-    user.start()
-    user.join(0.1)  # by now it waits for the lock
-    may_drop.set()
-    for thread in (dropper, user):
-        thread.join()
-    other.make_room()
-    assert cached(cache, manifest) == [0]
-    cache.close()
-    other.make_room()
-    assert cached(cache, manifest) == []

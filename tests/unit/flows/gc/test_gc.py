@@ -11,7 +11,7 @@ from flows.identity.records import encode_record
 from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import held_lease, lease
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other, place
+from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
 
@@ -43,8 +43,8 @@ def test_an_old_run_is_forgotten_with_what_only_it_reaches(store):
     gc_until_clean(store)
     assert store.names("runs/") == {"runs/tiny-2.json"}
     assert [name.rpartition("-tiny-")[2] for name in store.names("names/")] == ["2"]
-    assert f"{place(shared)}/manifest.json" in store.names()
-    assert not store.names(f"{place(own)}/") - {f"{place(own)}/lease.json"}
+    assert shared.ref.manifest_key in store.names()
+    assert not store.names(f"{own.ref.prefix}/") - {own.ref.lease_key}
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "of an earlier version"])
@@ -60,7 +60,7 @@ def test_the_newest_finished_run_of_each_name_stays_however_old(store, is_named)
     gc_until_clean(store)
     assert store.names("runs/") == {"runs/tiny-2.json", "runs/d12-1.json"}
     manifests = {key for key in store.names() if key.endswith("manifest.json")}
-    assert manifests == {f"{place(new)}/manifest.json", f"{place(other)}/manifest.json"}
+    assert manifests == {new.ref.manifest_key, other.ref.manifest_key}
 
 
 def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store):
@@ -89,31 +89,31 @@ def test_a_run_that_holds_a_lease_stays_however_old(store):
     store.now += 300 * DAY
     acquire(store, make_manifest("sft"), run="tiny-1")
     assert "runs/tiny-1.json" not in look(store).garbage
-    assert not any(place(source) in name for name in look(store).garbage)
+    assert not any(source.ref.prefix in name for name in look(store).garbage)
     store.now += lease.TTL + 1
     assert "runs/tiny-1.json" in look(store).garbage
 
 
 def test_nothing_under_a_live_lease_is_garbage(store):
     manifest = make(store)
-    store.put(f"{place(manifest)}/files/upload/data", b"half")
+    store.put(f"{manifest.ref.prefix}/files/upload/data", b"half")
     store.now += 40 * DAY
     held = acquire(store, manifest)
     assert look(store).garbage == {}
     held.release()
-    assert f"{place(manifest)}/files/upload/" in look(store).garbage
+    assert f"{manifest.ref.prefix}/files/upload/" in look(store).garbage
 
 
 def test_a_manifest_that_came_too_late_stays_with_the_artifact_and_its_files_go(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    aside = f"{place(manifest)}/divergences/other.json"
+    aside = f"{manifest.ref.prefix}/divergences/other.json"
     other = make_other(manifest)
     store.now += 5 * DAY
     store.put(other.files[0].key, b"other")
     store.put(aside, other.to_json())
     store.now += DAY - HOUR
-    assert set(look(store).garbage) == {f"{place(manifest)}/files/b/"}
+    assert set(look(store).garbage) == {f"{manifest.ref.prefix}/files/b/"}
     gc_until_clean(store)
     assert other.files[0].key not in store.names()
     assert {aside, manifest.files[0].key} <= store.names()
@@ -125,7 +125,7 @@ def test_a_manifest_that_came_too_late_stays_with_the_artifact_and_its_files_go(
 def test_checkpoints_go_when_the_stage_has_an_artifact(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    root = f"{place(manifest)}/checkpoints/step-0000010"
+    root = f"{manifest.ref.prefix}/checkpoints/step-0000010"
     store.put(f"{root}/0-1/model", b"x")
     store.put(f"{root}/COMMIT.json", b"x")
     store.now += HOUR
@@ -145,7 +145,7 @@ def test_a_redo_counter_stays_for_ever(store):
 
 
 def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store):
-    root = f"{place(make_manifest('pretrain'))}/checkpoints/"
+    root = f"{make_manifest('pretrain').ref.checkpoints_prefix}/"
     store.put(f"{root}step-0000010/o-1/model", b"x")
     store.put(f"{root}step-0000010/COMMIT.json", b"x")
     store.now += 29 * DAY
@@ -162,10 +162,10 @@ def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is
     revoke(store, away, why="wrong data", who="me", when="now")
     store.now += 40 * DAY
     gc_until_clean(store)
-    assert f"{place(away)}/revoked.json" in store.names()
+    assert away.ref.revocation_key in store.names()
     store.delete("runs/tiny-1.json")
     gc_until_clean(store)
-    assert f"{place(away)}/revoked.json" not in store.names()
+    assert away.ref.revocation_key not in store.names()
 
 
 def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_use(store):
@@ -176,16 +176,16 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
     put_run(store, "tiny-1", accepted, status="failed")
     store.now += 2 * DAY
     gc_until_clean(store)
-    assert f"{place(wrong)}/manifest.json" not in store.names()
-    assert f"{place(wrong)}/revoked.json" in store.names()
+    assert wrong.ref.manifest_key not in store.names()
+    assert wrong.ref.revocation_key in store.names()
     store.now += 31 * DAY
     gc_until_clean(store)
-    assert f"{place(wrong)}/revoked.json" not in store.names()
+    assert wrong.ref.revocation_key not in store.names()
 
 
 def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_died(store):
     manifest = make(store)
-    store.put(f"{place(manifest)}/files/dead/data", b"half")
+    store.put(f"{manifest.ref.prefix}/files/dead/data", b"half")
     store.now += 2 * DAY
     with pin(store, [manifest.ref], why="accept", log=print, pause=lambda seconds: None):
         (key,) = store.names(PINS)
@@ -255,7 +255,7 @@ def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(store,
 
 def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store):
     manifest = make(store)
-    store.put(f"{place(manifest)}/manifest.json", b"rotten")
+    store.put(manifest.ref.manifest_key, b"rotten")
     store.now += 2 * DAY
     with pytest.raises(ArtifactError, match="cannot be distinguished from what is in use"):
         look(store)
@@ -269,6 +269,6 @@ def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store):
     for _ in range(3):  # no one takes the lease that expired, and the grace passes twice
         store.now += 2 * DAY
         gc(store)
-    assert not list(store.list(f"{place(manifest)}/files/"))
+    assert not list(store.list(f"{manifest.ref.prefix}/files/"))
     with pytest.raises(held_lease.LeaseLost):
         held.check()

@@ -20,7 +20,6 @@ from tests.support.flows.rubbish import (
     look,
     make,
     make_grown,
-    place,
 )
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run, put_whole
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
@@ -39,17 +38,17 @@ def test_what_was_written_again_since_it_was_marked_waits_anew(store):
     put_whole(store, manifest)
     store.now += DAY + HOUR
     assert look(store).deletable == {}
-    assert f"{place(manifest)}/manifest.json" in look(store).garbage
+    assert manifest.ref.manifest_key in look(store).garbage
 
 
 def test_an_attempt_is_as_young_as_its_youngest_file(store):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    store.put(f"{place(manifest)}/files/dead/b", b"half")
+    store.put(f"{manifest.ref.prefix}/files/dead/b", b"half")
     store.now += 2 * DAY
     gc(store)
     store.now += 2 * DAY
-    store.put(f"{place(manifest)}/files/dead/a", b"half")
+    store.put(f"{manifest.ref.prefix}/files/dead/a", b"half")
     assert look(store).deletable == {}
 
 
@@ -77,7 +76,7 @@ def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store):
     assert store.deleted == []
     store.now += DAY
     gc(store)
-    assert store.deleted[:2] == ["runs/tiny-1.json", f"{place(manifest)}/manifest.json"]
+    assert store.deleted[:2] == ["runs/tiny-1.json", manifest.ref.manifest_key]
 
 
 def test_artifacts_that_share_files_both_ways_go_together(store):
@@ -173,8 +172,8 @@ class Interrupting(MemoryStore):
 
     def before_delete(self, manifest: Manifest, act: Callable[[], Any]) -> None:
         """Act when the sweep, which has the lease by then, looks at a manifest again."""
-        head = {f"head {place(manifest)}/manifest.json": act}
-        self.before[f"{place(manifest)}/lease.json"] = lambda: self.before.update(head)
+        head = {f"head {manifest.ref.prefix}/manifest.json": act}
+        self.before[manifest.ref.lease_key] = lambda: self.before.update(head)
 
 
 def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
@@ -186,13 +185,19 @@ def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
     return source, made
 
 
+def deleted_of(store: MemoryStore, *manifests: Manifest) -> list[str]:
+    """The keys of these artifacts' objects that were deleted."""
+    prefixes = tuple(manifest.ref.prefix for manifest in manifests)
+    return [key for key in store.deleted if key.startswith(prefixes)]
+
+
 def test_where_another_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from():
     store = Interrupting()
     source, made = ready_to_sweep(store)
     # The first look at the lease is by the sweep: it was not there when roots were searched.
-    store.before[f"{place(made)}/lease.json"] = lambda: acquire(store, made)
+    store.before[made.ref.lease_key] = lambda: acquire(store, made)
     gc(store)
-    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+    assert deleted_of(store, source, made) == []
 
 
 def test_where_another_builds_meanwhile_what_it_shares_with_others_stays():
@@ -202,7 +207,7 @@ def test_where_another_builds_meanwhile_what_it_shares_with_others_stays():
     store.now += 2 * DAY
     gc(store)
     store.now += DAY
-    store.before[f"{place(grown)}/lease.json"] = lambda: acquire(store, grown)
+    store.before[grown.ref.lease_key] = lambda: acquire(store, grown)
     gc(store)
     assert {file.key for file in grown.files} <= store.names()
 
@@ -216,9 +221,9 @@ def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays():
     store.now += 2 * DAY
     gc(store)
     store.now += DAY
-    store.before[f"{place(accepted)}/lease.json"] = lambda: acquire(store, accepted)
+    store.before[accepted.ref.lease_key] = lambda: acquire(store, accepted)
     gc(store)
-    assert f"{place(wrong)}/revoked.json" in store.names()
+    assert wrong.ref.revocation_key in store.names()
 
 
 def test_what_came_since_it_was_listed_stays():
@@ -226,12 +231,12 @@ def test_what_came_since_it_was_listed_stays():
     manifest, trained = make(store, seed=1), make(store, seed=2)
     put_run(store, "tiny-1", manifest)
     put_run(store, "tiny-2", trained)
-    new = [f"{place(manifest)}/files/dead/b", f"{place(trained)}/checkpoints/step-1/o-1/b"]
+    new = [f"{manifest.ref.prefix}/files/dead/b", f"{trained.ref.prefix}/checkpoints/step-1/o-1/b"]
     for key in new:
         store.put(f"{key.removesuffix('b')}a", b"half")
     alone = make_manifest("sft")
     acquire(store, alone).release()
-    new.append(f"{place(alone)}/files/c/data")
+    new.append(f"{alone.ref.prefix}/files/c/data")
     store.now += 2 * DAY
     gc(store)
     store.now += DAY
@@ -240,11 +245,11 @@ def test_what_came_since_it_was_listed_stays():
         for key in new:
             store.put(key, b"x")
 
-    store.before[f"{place(trained)}/lease.json"] = build
+    store.before[trained.ref.lease_key] = build
     gc(store)
-    assert {*new, f"{place(alone)}/lease.json"} <= store.names()
-    assert f"{place(manifest)}/files/dead/a" not in store.names()
-    assert f"{place(trained)}/checkpoints/step-1/o-1/a" in store.names()
+    assert {*new, alone.ref.lease_key} <= store.names()
+    assert f"{manifest.ref.prefix}/files/dead/a" not in store.names()
+    assert f"{trained.ref.prefix}/checkpoints/step-1/o-1/a" in store.names()
 
 
 def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list():
@@ -270,12 +275,10 @@ def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list():
 def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted():
     store = Interrupting()
     source, made = ready_to_sweep(store)
-    manifest = f"{place(made)}/manifest.json"
+    manifest = made.ref.manifest_key
     store.before_delete(made, lambda: store.delete(manifest))
     gc(store)
-    assert [key for key in store.deleted if place(made) in key or place(source) in key] == [
-        manifest
-    ]
+    assert deleted_of(store, source, made) == [manifest]
 
 
 def test_what_was_published_again_meanwhile_stays():
@@ -283,7 +286,7 @@ def test_what_was_published_again_meanwhile_stays():
     source, made = ready_to_sweep(store)
     store.before_delete(made, lambda: put_whole(store, made))
     gc(store)
-    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+    assert deleted_of(store, source, made) == []
 
 
 def test_a_run_that_starts_again_meanwhile_keeps_its_record():
@@ -310,7 +313,7 @@ def test_only_records_are_read_and_each_at_most_twice():
     for seed in range(20):
         manifest = make(store, seed=seed)
         for shard in range(20):
-            store.put(f"{place(manifest)}/files/a/{shard}", b"x")
+            store.put(f"{manifest.ref.prefix}/files/a/{shard}", b"x")
         if seed % 2:
             put_run(store, f"tiny-{seed}", manifest)
     store.now += 2 * DAY

@@ -60,22 +60,7 @@ def test_the_digest_is_about_contents_and_not_about_places():
     assert digest_of(FILES[:1]) != digest_of(FILES)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../evil",
-        "/etc/passwd",
-        "a/../../b",
-        "",
-        ".",
-        "a//b",
-        "a\\..\\b",
-        "a\0",
-        ".ssh/keys",
-        "C:/evil",
-        "c:evil",
-    ],
-)
+@pytest.mark.parametrize("path", ["../evil", "/etc/passwd", "", "a\\..\\b", "c:evil"])
 @pytest.mark.parametrize("field", ["path", "key"])
 @pytest.mark.parametrize("group", ["files", "logs"])
 def test_a_path_that_would_leave_its_directory_is_refused(group, field, path):

@@ -9,7 +9,6 @@ from flows.identity.record_types import find_record
 from flows.identity.records import decode_record, encode_record, repair_hint
 from flows.identity.redo import RedoCounter
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.shelf import make_manifest, put_run
@@ -20,11 +19,6 @@ FINGERPRINT = "a" * 64
 def damaged(store: LocalStore) -> object:
     data = encode_record({"number": 1, "before": 0, "runs": []}, format=1)
     store.put("x.json", data.replace(b'"number": 1', b'"number": 3'))  # but for its checksum whole
-    return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
-
-
-def cut(store: LocalStore) -> object:
-    store.put("x.json", encode_record({"a": 1}, format=1)[:-5])
     return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
 
 
@@ -39,11 +33,6 @@ def manifest_that_contradicts_itself(store: LocalStore) -> object:
     return Manifest.from_json(data, where=store.url)
 
 
-def lease_of_other_fields(store: LocalStore) -> object:
-    store.put(f"sft/{FINGERPRINT}/lease.json", encode_record({"a": 1}, format=lease.FORMAT))
-    return lease.find_holder(store, ArtifactRef("sft", FINGERPRINT))
-
-
 def record_of_another_run(store: LocalStore) -> object:
     put_run(store, "tiny-1")
     store.put("runs/tiny-2.json", store.get("runs/tiny-1.json"))
@@ -52,10 +41,8 @@ def record_of_another_run(store: LocalStore) -> object:
 
 CASES = (
     damaged,
-    cut,
     manifest_of_other_fields,
     manifest_that_contradicts_itself,
-    lease_of_other_fields,
     record_of_another_run,
 )
 
