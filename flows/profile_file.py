@@ -150,7 +150,18 @@ def _with_nulls(kind: Any, value: Any) -> Any:
 
 def to_toml(request: RunRequest) -> str:
     """Return the resolved settings of a run as a file that can be edited and run."""
-    return "\n".join(_lines(request)) + "\n"
+    profile, depth = request.profile, request.depth
+    lines = [
+        f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml",
+        "# A setting that is left out has the profile's value. docs/reference/config.md has all.",
+        f"profile = {_value(profile)}",
+        f"name = {_value(request.run_name)}" if request.run_name else '# name = "mine"',
+        *([] if depth is None else [f"depth = {depth}"]),
+        '# data = "/path/to/a/folder/of/text"',
+        "",
+        *_group(resolved_settings(request), "", RunConfig, changed_settings(request)),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def changes_to_toml(request: RunRequest, run: RunConfig, *, name: str, about: Sequence[str]) -> str:
@@ -177,19 +188,6 @@ def resolved_settings(request: RunRequest) -> dict[str, Tree]:
     if _COMPUTED not in changed_settings(request):
         cast("dict[str, Tree]", tree["shards"]).pop("snapshot")
     return tree
-
-
-def _lines(request: RunRequest) -> Iterator[str]:
-    tree, profile = resolved_settings(request), request.profile
-    changed = changed_settings(request)
-    yield f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml"
-    yield "# A setting that is left out has the profile's value. docs/reference/config.md has all."
-    yield f"profile = {_value(profile)}"
-    yield f"name = {_value(request.run_name)}" if request.run_name else '# name = "mine"'
-    yield from () if request.depth is None else [f"depth = {request.depth}"]
-    yield '# data = "/path/to/a/folder/of/text"'
-    yield ""
-    yield from _group(tree, "", RunConfig, changed)
 
 
 def _group(

@@ -100,31 +100,24 @@ class PointResult:
 def wanted_of(sweep: Sweep, results: Results) -> Collection[str]:
     """Return the labels of the members to build, given the results so far: the base with all seeds,
     and each other point with as many as successive halving allows."""
-    allowed = _allowed(sweep, results)
-    return {
-        point.member(seed)
-        for point, count in zip(sweep.points, allowed, strict=True)
-        for seed in sweep.request.seeds[:count]
-    }
+    return {point.member(seed) for point, seeds in _allowed(sweep, results) for seed in seeds}
 
 
 def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
     """Return the points' results, of the runs that successive halving wants and no others."""
     found: list[PointResult] = []
-    allowed = _allowed(sweep, results)
-    seeds = sweep.request.seeds
     base: dict[int, float] = {}
-    for point, count in zip(sweep.points, allowed, strict=True):
-        made = {seed: results.get(point.member(seed)) for seed in seeds[:count]}
+    for point, seeds in _allowed(sweep, results):
+        made = {seed: results.get(point.member(seed)) for seed in seeds}
         scores = {s: x for s, m in made.items() if m and (x := score_of(sweep, m)) is not None}
         base = scores if point is sweep.points[0] else base
-        after = f"after {count} seed{'s' if count > 1 else ''}"
+        after = f"after {len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
         found.append(
             PointResult(
                 point=point,
                 made=made,
                 scores=scores,
-                stopped=after if count < len(seeds) else "",
+                stopped=after if len(seeds) < len(sweep.request.seeds) else "",
                 from_base=[scores[seed] - base[seed] for seed in scores if seed in base],
             )
         )
@@ -210,7 +203,8 @@ def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
     return series_of(losses, runs, profile=sweep.request.profile, overrides=sweep.request.overrides)
 
 
-def _allowed(sweep: Sweep, results: Results) -> list[int]:
+def _allowed(sweep: Sweep, results: Results) -> Iterator[tuple[SweepPoint, tuple[int, ...]]]:
+    """Yield the points, each with the seeds that it may use."""
     seeds = sweep.request.seeds
 
     def rank(made: Manifest | None) -> float:
@@ -222,7 +216,9 @@ def _allowed(sweep: Sweep, results: Results) -> list[int]:
         for point in sweep.points[1:]
     ]
     reduction = sweep.request.reduction
-    return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
+    counts = seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)
+    for point, count in zip(sweep.points, [len(seeds), *counts], strict=True):
+        yield point, seeds[:count]
 
 
 def seeds_allowed(
