@@ -47,6 +47,7 @@ def other(value: Any) -> Any:
     return value * 3 + 1 if isinstance(value, int | float) else f"another {value}"
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(ordinary, card, tmp_path):
     shutil.copytree(ordinary["pretrain"].parents[1], tmp_path / "there")
     there = {name: tmp_path / "there" / name / "files" for name in ordinary}
