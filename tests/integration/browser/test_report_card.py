@@ -19,10 +19,8 @@ COLUMNS = "getComputedStyle(document.querySelector('.grid')).gridTemplateColumns
 def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything that a report card can have on it."""
     directory = tmp_path_factory.mktemp("report")
-    mixture = '[{"task":"identity","num_examples":60,"epochs":4}]'
-    run = open_profile("tiny", overrides=[f"sft.mixture={mixture}", "seed=3"]).run
-    inputs = make_inputs(directory / "store", answer=HOSTILE, run=run)
-    run_report(directory / "job", inputs)
+    run = open_profile("tiny", overrides=["seed=3"]).run  # so that its command has two lines
+    run_report(directory / "job", make_inputs(directory / "store", answer=HOSTILE, run=run))
     return directory / "job" / "output" / "report.html"
 
 
@@ -54,11 +52,6 @@ def test_the_card_fits_its_window(open_file: Callable[..., Page], card: Path):
 
 def test_everything_of_the_run_can_be_seen(open_file: Callable[..., Page], card: Path):
     page = open_file(card, viewport=DESKTOP)
-    headings = page.locator("h2").all_inner_texts()
-    assert headings == [
-        *("Scores", "CORE", "Learning", "The same prompts, model by model", "Reproduce"),
-        *FOLDED,
-    ]
     assert page.locator("summary").all_inner_texts() == FOLDED
     stages = page.locator("details", has_text="Stages").last
     assert not stages.locator("table").is_visible()
@@ -67,9 +60,6 @@ def test_everything_of_the_run_can_be_seen(open_file: Callable[..., Page], card:
     page.emulate_media(media="print")  # paper cannot be clicked: it has everything
     assert all(body.is_visible() for body in page.locator("details table").all())
     page.emulate_media(media="screen")
-    command = page.locator(".command")
-    assert command.inner_text().splitlines()[0] == "nanochat run tiny \\"
-    assert "--set seed=3" in command.inner_text()
     for drawing in page.locator("figure svg").all():
         box = drawing.bounding_box()
         assert box is not None
