@@ -1,7 +1,7 @@
 """`nanochat status`: list the latest runs, or show the progress and the logs of one."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -16,9 +16,9 @@ from flows.cli.requests import command_of_run
 from flows.cli.train.logs import print_end, print_logs, wait_for_record
 from flows.cli.train.recorded import plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
-from flows.identity.ref import ArtifactRef, name_in, short
+from flows.identity.ref import name_in, short
 from flows.plan.dead_runs import end_dead_runs, settle
-from flows.plan.plan import STATES, Plan, StagePlan
+from flows.plan.plan import STATES, Plan
 from flows.profiles import PROFILES
 from flows.render.table import Cell, Table, facts, texts
 from flows.stages import STAGES
@@ -104,43 +104,41 @@ def _find(store: Store, run: str, home: Path, *, wait: bool) -> Run | None:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str | Table]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
-    # which trains nothing.
+    home, command = place.home_path, command_of_run(run, where, use=tuple(_names(store, run)))
     is_known = run.profile in PROFILES
-    model = evaluated_model(run)
-    command = command_of_run(run, where, use=tuple(_names(store, run)))
     yield f"run {run.run}: {run.status}"
     ended = f", ended {age(run.ended)}" if run.ended else ""
     known = ("command", command) if is_known else ("profile", run.profile)
     yield facts([known, ("started", f"{age(run.started)}{ended}")])
-    if not is_known or model is not None:
-        yield from ("", _all_done(run))
-        return
-    try:
-        planned = plan_again(run, store, place.home_path, log=print_warning)
-    except (ArtifactError, ConfigError) as error:
-        # The plan fails, for example because an artifact was deleted; the record is still known.
-        yield from ("", _all_done(run), "")
-        yield f"what is left is unknown: {error}"
-        return
-    yield from _progress(store, run, planned, place.home_path, command)
-
-
-def _all_done(run: Run) -> Table:
-    return _table(_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
-
-
-def _progress(
-    store: Store, run: Run, planned: Plan, home: Path, command: str
-) -> Iterator[str | Table]:
-    """Yield each stage, done or left, and the builders of those that are left."""
-    # The record wins: what this run has built counts as done although the code changed since.
-    refs = ((item, run.find_ref(item.stage.name)) for item in planned.stages)
-    yield from ("", _table(_done(ref) if ref else _left(item) for item, ref in refs))
-    if run.status != "finished":
-        yield ""
+    planned, after = None, list[str]()
+    # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
+    # which trains nothing.
+    if is_known and evaluated_model(run) is None:
+        try:
+            planned = plan_again(run, store, home, log=print_warning)
+        except (ArtifactError, ConfigError) as error:
+            # For example an artifact was deleted; the record is still known.
+            after = [f"what is left is unknown: {error}"]
+    yield from ("", _stages(run, planned))
+    if planned is not None and run.status != "finished":
         left = f"nothing of it is being built; resume with: {command}"
-        yield from signs_of_life(store, run.run, planned, home) or [left]
+        after = signs_of_life(store, run.run, planned, home) or [left]
+    yield from (["", *after] if after else [])
+
+
+def _stages(run: Run, planned: Plan | None) -> Table:
+    """Return a row for each stage: what the run has done, and what is left by a plan of it."""
+    items = planned.stages if planned else ()
+    left = {item.stage.name: (item.state, STATES[item.state], item.reason) for item in items}
+    # The record wins: what this run has built counts as done although the code changed since.
+    found = left | {ref.stage: ("=", "done", short(ref.fingerprint)) for ref in run.refs}
+    rows = [
+        (Cell(f"{sign} {stage.name}", tone=sign), Cell(state, tone=sign), how_far)
+        for stage in STAGES
+        if stage.name in found
+        for sign, state, how_far in [found[stage.name]]
+    ]
+    return Table(columns=texts("stage", "state", "how far"), rows=rows, head=False)
 
 
 def _names(store: Store, run: Run) -> list[str]:
@@ -155,16 +153,3 @@ def _names(store: Store, run: Run) -> list[str]:
             if open_artifact(store, name).ref == ref:
                 names[name] = name
     return list(names.values())
-
-
-def _table(rows: Iterable[tuple[str | Cell, ...]]) -> Table:
-    return Table(columns=texts("stage", "state", "how far"), rows=list(rows), head=False)
-
-
-def _done(ref: ArtifactRef) -> tuple[str | Cell, ...]:
-    return Cell(f"= {ref.stage}", tone="="), Cell("done", tone="="), short(ref.fingerprint)
-
-
-def _left(item: StagePlan) -> tuple[str | Cell, ...]:
-    stage, state = Cell(f"{item.state} {item.stage.name}", tone=item.state), STATES[item.state]
-    return stage, Cell(state, tone=item.state), item.reason
