@@ -244,14 +244,11 @@ def _find_inputs(
     `command_for` returns the command that builds a stage.
     """
     before = stages_before(stage)
-    missing = [item.stage.name for item in plan.stages if item.state != "="]
-    for name in (source.name for source in stage.inputs):
-        if name in missing:
-            # Name the first missing stage of the whole chain: the input itself may need others.
-            first = next(name for name in missing if name in before)
+    for item in plan.stages:  # inputs first: the first that is missing is to be made first
+        if item.stage.name in before and item.state != "=":
             raise ConfigError(
-                f"{stage.name} needs {name}, which is not in {plan.store}",
-                hint=f"make it with: {command_for(first)}",
+                f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",
+                hint=f"make it with: {command_for(item.stage.name)}",
             )
     found = {source.name: plan.of(source.name).manifest for source in stage.inputs}
     return {name: manifest for name, manifest in found.items() if manifest}
