@@ -7,6 +7,7 @@ its colour. Lines are written without rich, whose import takes as long as planni
 import contextlib
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -35,7 +36,6 @@ _CODES = {
     **{"magenta": "35", "cyan": "36"},
 }
 QUIET_BYTES = 16_000_000  # a smaller transfer takes about a second and shows nothing
-_WIDTH = 80  # columns of a terminal that does not say
 _COLOURLESS = ("dumb", "unknown")  # values of TERM
 
 
@@ -153,18 +153,7 @@ def table_width() -> int | None:
 
     None if the output is not a terminal: a row stays one line.
     """
-    if not sys.stdout.isatty():
-        return None
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdigit() else terminal_size().columns or _WIDTH
-
-
-def terminal_size() -> os.terminal_size:
-    """Return the columns and lines of this terminal; 0 if the output is no terminal."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno())
-    except (OSError, ValueError):  # not a terminal, or not a file at all
-        return os.terminal_size((0, 0))
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def age(stamp: str) -> str:

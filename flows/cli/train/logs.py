@@ -1,6 +1,8 @@
 """For `nanochat status`: print what the stages of a run logged, and follow those being built."""
 
 import contextlib
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,14 +14,7 @@ from typing import Any, TypeVar
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
-from flows.cli.output import (
-    count_of,
-    print_error,
-    print_lines,
-    print_note,
-    print_warning,
-    terminal_size,
-)
+from flows.cli.output import count_of, print_error, print_lines, print_note, print_warning
 from flows.cli.train.recorded import describe_live, find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
@@ -140,9 +135,10 @@ def _reach(look: Callable[[], _T], *, follow: bool = True) -> _T:
 
 def _last(lines: list[str], tail: int | None) -> list[str]:
     """Return the last lines, and print how many others there are. None means a screenful."""
-    if tail is None:
+    if tail is None and sys.stdout.isatty():
         # Two lines less: that of the note and that of the shell's prompt.
-        tail = max(_MIN_LINES, height - 2) if (height := terminal_size().lines) else len(lines)
+        tail = max(_MIN_LINES, shutil.get_terminal_size().lines - 2)
+    tail = len(lines) if tail is None else tail
     if (left := len(lines) - tail) > 0:
         print_note(f"{count_of(left, 'earlier line')} left out; --tail {len(lines)} prints all")
         return lines[left:]

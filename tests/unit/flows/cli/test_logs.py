@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -94,9 +94,9 @@ def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
     assert printed("--tail", "52") == printed("-n", "99") == (whole, "")
     left_out = "{} earlier lines left out; --tail 52 prints all\n"
     assert printed("--tail", "3") == (whole[-3:], left_out.format(49))
-    for lines, shown in ((24, 22), (5, 10), (60, 52), (0, 52)):
-        size = os.terminal_size((80, lines))
-        monkeypatch.setattr("flows.cli.train.logs.terminal_size", lambda size=size: size)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for lines, shown in ((24, 22), (5, 10), (60, 52)):
+        monkeypatch.setenv("LINES", str(lines))
         left = "" if shown == 52 else left_out.format(52 - shown)
         assert printed() == (whole[-shown:], left)
 
