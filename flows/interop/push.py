@@ -5,6 +5,7 @@ Files go first, then manifests, byte for byte the same, by put-if-absent, then t
 and the tags: a reader of the target finds a complete artifact or none.
 """
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,13 +82,16 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
     left_out: list[str] = []
     revoked_ones: list[Revoked] = []
     for reference in references:
-        run = _find_run(source, reference)
+        run: Run | None = None
         if is_artifact(reference):
             manifest = open_artifact(source, reference)
             check_not_revoked(source, manifest)
             found = [manifest]
+            # The run of one that is named by its fingerprint may have no record.
+            with contextlib.suppress(ArtifactError):
+                run = open_run(source, reference)
         else:
-            assert run is not None, reference
+            run = open_run(source, reference)
             found = _artifacts_of(source, run, left_out, revoked_ones)
         manifests.update({m.ref: m for m in found})
         if run is not None:
@@ -189,19 +193,6 @@ def _find_lacking(target: Store, manifests: Sequence[Manifest]) -> Pushed:
         damaged=sum(size not in (None, item[1].size) for item, size in found),
         adopted=tuple(adopted),
     )
-
-
-def _find_run(source: Store, reference: str) -> Run | None:
-    """Return the run whose record is to be pushed too.
-
-    None means an artifact named by its fingerprint whose run has no record: its name works without.
-    """
-    try:
-        return open_run(source, reference)
-    except ArtifactError:
-        if "/" in reference:
-            return None
-        raise
 
 
 def _artifacts_of(

@@ -73,6 +73,7 @@ def test_for_programs_there_are_all_of_them(terminal):
     [same, stage] = tree["stages"]
     sums = stage["scores"][0]
     assert sums["metric"] == "sums"
+    assert "delta" not in sums["of"][0]
     assert sums["of"][1]["delta"]["clear"]
     assert sums["of"][2]["delta"]["value"] == 0
     assert not sums["of"][2]["delta"]["clear"]
