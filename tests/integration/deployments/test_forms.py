@@ -1,7 +1,5 @@
 """What a form shows and what it takes, through the API that the form itself uses."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +9,14 @@ from flows.overrides import default_name
 from flows.profiles import PROFILES
 from flows.run_request import RunRequest
 from flows.stages import STAGES
-from infra.prefect.server import Server
-from tests.support.deployments.prefect_api import PrefectApi
 
 STAGE_NAMES = [stage.name for stage in STAGES]
+# The paths of the flows, and the fields that their forms begin with.
+FORMS = {
+    "flows.orchestration.pipeline.nanochat": "profile depth run_name overrides steps data",
+    "flows.evals.flow.nanochat_eval": "model profile overrides metric",
+    "flows.sweep.build.sweep": "profile depth run_name vary seeds overrides",
+}
 FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "sweep/sweep")
 
 WRONG = [
@@ -74,30 +76,16 @@ def form_of(path: str) -> dict[str, Any]:
     return Wanted(flow=flow, name="x", pool="cpu", description="").form["properties"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "flows.orchestration.pipeline.nanochat",
-        "flows.evals.flow.nanochat_eval",
-        "flows.sweep.build.sweep",
-    ],
-)
-def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
+@pytest.mark.parametrize("path", FORMS)
+def test_every_field_has_a_title_and_says_what_it_is(path):
     for name, rules in form_of(path).items():
         assert rules["title"] != name, name  # that of a person, not of the code
         assert rules["title"][0].isupper(), name
         assert rules["description"].endswith("."), name
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "flows.orchestration.pipeline.nanochat",
-        "flows.evals.flow.nanochat_eval",
-        "flows.sweep.build.sweep",
-    ],
-)
-def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
+@pytest.mark.parametrize("path", FORMS)
+def test_every_field_has_one_type_and_rules_beyond_it(path):
     limits = {"enum", "pattern", "minimum", "maximum", "items"}
     for name, rules in form_of(path).items():
         assert "anyOf" not in rules, name  # would be tabs in the form
@@ -106,15 +94,8 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
         assert rules.get("default", "absent") is not None, name
 
 
-@pytest.mark.parametrize(
-    ("path", "first"),
-    [
-        ("flows.orchestration.pipeline.nanochat", "profile depth run_name overrides steps data"),
-        ("flows.evals.flow.nanochat_eval", "model profile overrides metric"),
-        ("flows.sweep.build.sweep", "profile depth run_name vary seeds overrides"),
-    ],
-)
-def test_a_form_begins_with_what_most_people_fill_in(path: str, first: str) -> None:
+@pytest.mark.parametrize(("path", "first"), FORMS.items())
+def test_a_form_begins_with_what_most_people_fill_in(path, first):
     form = form_of(path)
     # Prefect shows the fields by their position, which is that of the flow's parameters.
     names = sorted(form, key=lambda name: form[name]["position"])
@@ -140,9 +121,7 @@ def test_a_caller_in_python_gives_tuples_and_is_not_held_to_the_form() -> None:
 
 @pytest.mark.prefect
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={str(v)[:12]}" for n, v in WRONG])
-def test_a_wrong_value_is_refused_and_the_field_named(
-    deploy: Callable[..., Any], api: PrefectApi, name: str, value: Any
-) -> None:
+def test_a_wrong_value_is_refused_and_the_field_named(deploy, api, name, value):
     answer = api.start(api.deployment("nanochat/nanochat"), **{name: value})
     assert answer.status_code == 409
     assert f"field '{name}" in answer.json()["detail"]
@@ -150,9 +129,7 @@ def test_a_wrong_value_is_refused_and_the_field_named(
 
 @pytest.mark.prefect
 @pytest.mark.parametrize("parameters", RIGHT, ids=[" ".join(p) or "nothing" for p in RIGHT])
-def test_right_values_are_taken(
-    deploy: Callable[..., Any], api: PrefectApi, parameters: dict[str, Any]
-) -> None:
+def test_right_values_are_taken(deploy, api, parameters):
     answer = api.start(api.deployment("nanochat/nanochat"), **parameters)
     assert answer.status_code == 201, answer.text
     run = answer.json()
@@ -162,9 +139,7 @@ def test_right_values_are_taken(
 
 
 @pytest.mark.prefect
-def test_a_parameter_that_there_is_not_is_refused(
-    deploy: Callable[..., Any], api: PrefectApi
-) -> None:
+def test_a_parameter_that_there_is_not_is_refused(deploy, api):
     for deployment in FLOWS:
         answer = api.start(api.deployment(deployment), layers=4)
         assert answer.status_code == 409
@@ -176,9 +151,7 @@ def test_a_parameter_that_there_is_not_is_refused(
     ("name", "value"),
     [("model", "a b"), ("profile", "tinny"), ("drop", -0.1), ("against", "worst"), ("metric", "?")],
 )
-def test_a_wrong_value_of_an_evaluation_is_refused(
-    deploy: Callable[..., Any], api: PrefectApi, name: str, value: Any
-) -> None:
+def test_a_wrong_value_of_an_evaluation_is_refused(deploy, api, name, value):
     answer = api.start(api.deployment("nanochat-eval/main"), **{name: value})
     assert answer.status_code == 409
     assert f"field '{name}" in answer.json()["detail"]
@@ -201,12 +174,8 @@ def test_a_wrong_value_of_an_evaluation_is_refused(
     ids=str,
 )
 def test_what_no_schema_can_say_fails_the_run_at_once_in_one_line(
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    parameters: dict[str, Any],
-    error: str,
-) -> None:
+    server, tmp_path, monkeypatch, parameters, error
+):
     from flows.orchestration.pipeline import nanochat
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
@@ -222,9 +191,7 @@ def test_what_no_schema_can_say_fails_the_run_at_once_in_one_line(
 
 
 @pytest.mark.prefect
-def test_a_run_without_a_name_is_named_by_its_settings(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_without_a_name_is_named_by_its_settings(server, tmp_path, monkeypatch):
     from prefect.client.orchestration import get_client
 
     from flows.orchestration.pipeline import nanochat

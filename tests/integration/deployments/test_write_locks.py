@@ -9,8 +9,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tests.support.deployments.prefect_api import PrefectApi
-
 READ = sa.text("select n from counts")
 
 
@@ -46,7 +44,7 @@ def count_after(database: Any, work: Callable[[AsyncEngine], Awaitable[Any]]) ->
     return asyncio.run(run())
 
 
-def test_two_transactions_that_read_before_they_write_both_commit(database: Any) -> None:
+def test_two_transactions_that_read_before_they_write_both_commit(database):
     async def add_one(engine: AsyncEngine) -> None:
         session = await database.session(engine)
         async with session, database.begin_transaction(session):
@@ -60,7 +58,7 @@ def test_two_transactions_that_read_before_they_write_both_commit(database: Any)
     assert count_after(database, both) == 2
 
 
-def test_what_is_read_within_a_transaction_does_not_wait_for_its_end(database: Any) -> None:
+def test_what_is_read_within_a_transaction_does_not_wait_for_its_end(database):
     from prefect.server.database.configurations import SQLITE_BEGIN_MODE
 
     async def nested(engine: AsyncEngine) -> None:
@@ -82,7 +80,7 @@ def test_the_server_finds_the_ordering_of_events_that_it_wants_in_the_module() -
     assert isinstance(write_locks, CausalOrderingModule)
 
 
-def test_a_work_queue_can_be_paused_on_its_page(api: PrefectApi) -> None:
+def test_a_work_queue_can_be_paused_on_its_page(api):
     queue = f"/work_queues/{api.post('/work_queues/', {'name': 'to be paused'})['id']}"
     api.patch(queue, {"is_paused": True})  # asked for again each minute, if the server waits
     assert api.get(queue)["status"] == "PAUSED"
