@@ -26,8 +26,7 @@ def parse_url(url: str) -> tuple[str, str]:
             "a store's URL cannot hold credentials",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
-    is_url = parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc)
-    if not is_url or parts.query or parts.fragment:
+    if not _BUCKET.fullmatch(parts.netloc) or parts.query or parts.fragment:
         raise StoreError(
             f"unsupported store URL '{url}'",
             hint="a bucket is given like s3://bucket/prefix; its name has 3 to 63 lower-case "

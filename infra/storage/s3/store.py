@@ -331,8 +331,8 @@ class S3Store:
         try:
             yield
         except FAILURES as error:
-            facts = {"url": self.url, "endpoint": self.client.meta.endpoint_url}
-            raise explain(error, what=what, **facts) from error
+            endpoint = self.client.meta.endpoint_url
+            raise explain(error, what=what, url=self.url, endpoint=endpoint) from error
 
     def _repeat(self, operation: Callable[[], _T]) -> _T:
         """Return the result of an operation; repeat it while it fails and may succeed."""
