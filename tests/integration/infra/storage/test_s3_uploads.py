@@ -93,7 +93,7 @@ def test_an_upload_that_is_interrupted_is_aborted_on_the_way_out(rig: Rig) -> No
 def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(rig: Rig) -> None:
     def lose_a_part(request: Request, answer: Callable[[Request], Answer]) -> Answer:
         if request.verb == "POST uploadId":
-            rig.uploads[request.query["uploadId"]][2].pop(PARTS)
+            rig.uploads[request.query["uploadId"]].parts.pop(PARTS)
             last = request.body[request.body.rindex(b"<Part>") : request.body.rindex(b"</Complete")]
             request.body = request.body.replace(last, b"")
         return answer(request)

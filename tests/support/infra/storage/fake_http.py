@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind is not Kind.RESET:
             request.body = self.rfile.read(length // 2 if kind is Kind.RESET_REQUEST else length)
         if fault and kind in (Kind.RESET, Kind.RESET_REQUEST):
-            self.fake.note(number, fault.kind, request)
+            self.fake.fired.append((number, fault.kind, request))
             self._reset()
             return
         chance = random.Random(f"{self.fake.seed} {number}")
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind in (Kind.FLIP, Kind.SHORTEN, Kind.CUT) and not body:
             happened, kind = False, None
         if fault and happened:
-            self.fake.note(number, fault.kind, request)
+            self.fake.fired.append((number, fault.kind, request))
         if kind in (Kind.HANG, Kind.BLACKHOLE):
             self.rfile.read(1)  # until the client gives up
         if kind in (Kind.HANG, Kind.BLACKHOLE, Kind.LOSE):

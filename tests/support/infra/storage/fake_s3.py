@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -46,6 +46,16 @@ class Object:
     tag: str | None = None  # user metadata "upload"
 
 
+@dataclass(kw_only=True)
+class Upload:
+    """Parts that are not yet an object."""
+
+    key: str
+    begun: float
+    tag: str | None
+    parts: dict[int, Object] = field(default_factory=dict[int, Object])
+
+
 class FakeS3:
     """One bucket, in memory."""
 
@@ -61,15 +71,12 @@ class FakeS3:
         self.connections: set[socket.socket] = set()
         self._storm = CALM
         self._before: dict[str, Object | None] = {}  # what a key held before its last write
-        self.uploads: dict[str, tuple[str, float, dict[int, Object]]] = {}
-        self._tags: dict[str, str | None] = {}  # by upload
+        self.uploads: dict[str, Upload] = {}  # unfinished ones
         self.bucket = bucket
         self.now: Callable[[], float] = time.time
         self._lock = threading.RLock()
         self._together = threading.Condition()
-        self._looked: Counter[tuple[str, str | None]] = (
-            Counter()
-        )  # a racy store's conditional writes
+        self._looked = Counter[tuple[str, str | None]]()  # a racy store's conditional writes
         self._servers = [serve(self)]
 
     @property
@@ -128,10 +135,6 @@ class FakeS3:
         storm = self._storm.draw(random.Random(f"{self.seed} storm {number}"))
         return number, firing[0] if firing else storm
 
-    def note(self, number: int, kind: Kind, request: Request) -> None:
-        """Record that a fault happened."""
-        self.fired.append((number, kind, request))
-
     def _repeat(self, request: Request) -> None:
         with contextlib.suppress(FakeError):
             self.answer(request)
@@ -171,8 +174,6 @@ class FakeS3:
             "POST uploadId": self._complete,
             "DELETE uploadId": self._abort,
         }
-        if request.verb == "HEAD" and not request.key:
-            return Answer()
         return actions[request.verb](request)
 
     def _get(self, request: Request) -> Answer:
@@ -271,28 +272,29 @@ class FakeS3:
 
     def _list_uploads(self, request: Request) -> Answer:
         items = "".join(
-            f"<Upload><Key>{key}</Key><UploadId>{name}</UploadId>"
-            f"<Initiated>{_iso(begun)}</Initiated></Upload>"
-            for name, (key, begun, _) in self.uploads.items()
-            if key.startswith(request.query.get("prefix", ""))
+            f"<Upload><Key>{one.key}</Key><UploadId>{name}</UploadId>"
+            f"<Initiated>{_iso(one.begun)}</Initiated></Upload>"
+            for name, one in self.uploads.items()
+            if one.key.startswith(request.query.get("prefix", ""))
         )
         return _xml("ListMultipartUploadsResult", items)
 
     def _begin(self, request: Request) -> Answer:
         name = uuid.uuid4().hex
-        self.uploads[name] = (request.key, self.now(), {})
-        self._tags[name] = request.headers.get("x-amz-meta-upload")
+        tag = request.headers.get("x-amz-meta-upload")
+        self.uploads[name] = Upload(key=request.key, begun=self.now(), tag=tag)
         return _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
 
     def _put_part(self, request: Request) -> Answer:
         data = self._body(request)
         etag = hashlib.md5(data).hexdigest()
-        parts = self._upload(request)[2]
+        parts = self._upload(request).parts
         parts[int(request.query["partNumber"])] = Object(data=data, etag=etag, written=self.now())
         return Answer(headers={"ETag": f'"{etag}"'})
 
     def _complete(self, request: Request) -> Answer:
-        key, _, parts = self._upload(request)
+        upload = self._upload(request)
+        parts = upload.parts
         wanted = [
             (int(part.findtext("{*}PartNumber", "")), part.findtext("{*}ETag", "").strip('"'))
             for part in ElementTree.fromstring(request.body).iter()
@@ -303,8 +305,7 @@ class FakeS3:
         data = b"".join(parts[number].data for number, _ in wanted)
         etags = b"".join(bytes.fromhex(etag) for _, etag in wanted)
         etag = f"{hashlib.md5(etags).hexdigest()}-{len(wanted)}"
-        tag = self._tags.get(request.query["uploadId"])
-        self._set(key, Object(data=data, etag=etag, written=self.now(), tag=tag))
+        self._set(upload.key, Object(data=data, etag=etag, written=self.now(), tag=upload.tag))
         del self.uploads[request.query["uploadId"]]
         return _xml("CompleteMultipartUploadResult", f"<ETag>{etag}</ETag>")
 
@@ -313,7 +314,7 @@ class FakeS3:
         del self.uploads[request.query["uploadId"]]
         return Answer(status=204)
 
-    def _upload(self, request: Request) -> tuple[str, float, dict[int, Object]]:
+    def _upload(self, request: Request) -> Upload:
         try:
             return self.uploads[request.query["uploadId"]]
         except KeyError:
