@@ -84,15 +84,10 @@ def test_what_a_killed_build_left_is_removed_by_a_later_one(tmp_path, library):
         folder.mkdir(parents=True)
         (folder / "kernels.so").write_bytes(b"half")
     os.utime(old, (0, 0))
-    library.load(tmp_path)
-    assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
-
-
-def test_a_build_that_ends_in_another_process_just_now_does_no_harm(tmp_path, library):
-    ended = tmp_path / "kernels" / "build-ended"
-    ended.parent.mkdir()
-    ended.symlink_to("gone")  # is listed, and is no longer there when it is looked at
+    # Another process ends just now: its folder is listed, and is gone when it is looked at.
+    (tmp_path / "kernels" / "build-ended").symlink_to("gone")
     assert library.load(tmp_path).nf_open(1, 2) == 3
+    assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
 def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, sources, library):
@@ -193,19 +188,13 @@ def test_another_source_or_header_or_flag_is_another_file(sources, monkeypatch, 
     assert len(set(names)) == 4
 
 
-def test_without_a_compiler_there_is_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
-    reason = LIBRARY.unable_here(LIBRARY.needed_flags)
-    assert "no C++ compiler" in reason
-
-
-def test_a_processor_that_lacks_something_is_a_reason(monkeypatch):
+def test_a_machine_that_cannot_build_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
     reason = LIBRARY.unable_here(LIBRARY.needed_flags - {"fma"})
     assert reason == "the processor lacks fma"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no C++ compiler" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "arm64")
     assert "arm64" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
 
@@ -215,13 +204,6 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(tmp_path, sources,
     with pytest.raises(Unavailable, match=r"does not build the kernels: .*error"):
         library.load(tmp_path)
     assert libraries(tmp_path) == []
-
-
-def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path, library):
-    blocked = tmp_path / "file"
-    blocked.write_text("no folder")
-    with pytest.raises(Unavailable, match="cannot be stored in"):
-        library.load(blocked)
 
 
 def test_the_cache_is_where_xdg_says(tmp_path, monkeypatch):
