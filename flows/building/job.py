@@ -47,11 +47,6 @@ def processes_of(stage: Stage, context: BuildContext) -> int:
     return max(context.placement.gpus, 1) if stage.compute == "gpu" else 1
 
 
-def work_of(context: BuildContext, identity: Identity) -> Path:
-    """Return the directory in which a fingerprint's job runs on this machine."""
-    return file_lock.work_directory(context.work, identity.ref)
-
-
 def fetch_inputs(
     stage: Stage,
     context: BuildContext,
@@ -99,7 +94,7 @@ def make_job(
     """Make the job that builds the stage's artifact on this machine, with what fits its memory."""
     sections = {name: getattr(context.run, name) for name in stage.config}
     job = Job(
-        directory=work_of(context, identity),
+        directory=file_lock.work_directory(context.work, identity.ref),
         stage=stage.name,
         entry=stage.entry,
         fingerprint=identity.fingerprint,

@@ -160,8 +160,8 @@ def open_request(
 
 def check_same(
     request: StageRequest, stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest]
-) -> Identity:
-    """Return the identity that this machine computes. Raises ConfigError if it differs."""
+) -> None:
+    """Raise ConfigError if this machine would build another artifact than the requested one."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
         raise ConfigError(f"the request for {request.ref.name} lacks its input {missing[0]}")
     code = Code(context.root, cache=context.work / "code.json")
@@ -171,7 +171,6 @@ def check_same(
             f"{request.ref.name} was requested, but this machine would build {ours.ref.name}",
             hint="give worker and caller the same version of the code, also of packages with tasks",
         )
-    return ours
 
 
 def _input(context: BuildContext, name: str) -> Manifest:

@@ -12,7 +12,6 @@ from pathlib import Path
 from infra.gangs.base import SECONDS, GangError, GangSpec, GangState, Phase, SchedulerUnavailable
 
 SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
-_MAX_LOG = 2**16  # bytes of a log in one call
 _UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connection refused|try again|unavailable", re.I
 )
@@ -67,15 +66,19 @@ class Slurm:
         return f"Slurm job {gang}: scontrol show job {gang}; its log is {self._logs}/{gang}.log"
 
     def state(self, gang: str) -> GangState:
-        """Return the job's state: the controller's, or that of accounting once it has forgotten."""
-        if record := _look_up("scontrol", "--oneliner", "show", "job", gang):
-            fields = dict(re.findall(r"(\w+)=(\S*)", record))
-            return _state(fields["JobState"], fields["Reason"], fields["ExitCode"])
-        line = _look_up("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", gang)
-        if not line:
+        """Return the job's state as the controller knows it."""
+        try:
+            record = _run("scontrol", "--oneliner", "show", "job", gang)
+        except SchedulerUnavailable:
+            raise
+        except GangError:  # it forgets a job some minutes after its end
             return GangState(phase="failed", text="Slurm does not know it any more")
-        state, _, code = line.partition("|")
-        return _state(state.split()[0], "None", code)  # "CANCELLED by 1000"
+        fields = dict(re.findall(r"(\w+)=(\S*)", record))
+        state, reason = fields["JobState"], fields["Reason"]
+        phase = _PHASES.get(state, "running")
+        code = re.match(r"(\d+):0$", fields["ExitCode"]) if phase == "failed" else None
+        text = state if reason == "None" else f"{state} ({reason})"
+        return GangState(phase=phase, text=text, exit_code=int(code[1]) if code else None)
 
     def cancel(self, name: str) -> None:
         """Cancel the user's jobs of this name: SIGTERM now, SIGKILL after Slurm's KillWait."""
@@ -83,35 +86,14 @@ class Slurm:
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         """Return the new whole lines of the job's log; `after` is the byte where they begin."""
-        start = int(after or 0)
         try:
             with (self._logs / f"{gang}.log").open("rb") as log:
-                log.seek(start)
-                data = log.read(_MAX_LOG)
+                log.seek(int(after or 0))
+                *lines, partial = log.read().split(b"\n")
+                end = log.tell() - len(partial)
         except OSError:  # not started, or not yet seen through the shared file system
             return [], after
-        whole = data[: data.rfind(b"\n") + 1]
-        if not whole and len(data) == _MAX_LOG:  # one line longer than a call reads
-            whole = data
-        lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
-        return lines, str(start + len(whole))
-
-
-def _state(state: str, reason: str, exit_code: str) -> GangState:
-    phase = _PHASES.get(state, "running")
-    code = re.match(r"(\d+):0$", exit_code) if phase == "failed" else None
-    text = state if reason == "None" else f"{state} ({reason})"
-    return GangState(phase=phase, text=text, exit_code=int(code[1]) if code else None)
-
-
-def _look_up(*words: str) -> str:
-    """Return what a command says of a job; empty if it knows none, or if it is not set up."""
-    try:
-        return _run(*words).strip()
-    except SchedulerUnavailable:
-        raise
-    except GangError:
-        return ""
+        return [line.decode(errors="replace") for line in lines], str(end)
 
 
 def _is_inherited(name: str) -> bool:

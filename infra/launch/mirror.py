@@ -69,8 +69,6 @@ def mirror(
             if directory is None or (directory, _commit_time(directory)) in sent or skip(directory):
                 return
             with _held(directory) as copy:
-                if copy is None:
-                    return  # dropped meanwhile, so a newer one exists
                 send(copy, functools.partial(check, directory))
                 sent.add((directory, _commit_time(copy)))
 
@@ -116,33 +114,25 @@ def _commit_time(directory: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _held(directory: Path) -> Generator[Path | None]:
-    """Yield a copy of a checkpoint; None if one of its files vanished before it was linked."""
+def _held(directory: Path) -> Generator[Path]:
+    """Yield a copy of a checkpoint. Raises Superseded if the job drops it before it is linked."""
     # Hard links: the job deletes old checkpoints while they are sent, and its names only.
     copy = directory.with_name(f".mirror-{directory.name}")
     shutil.rmtree(copy, ignore_errors=True)
     try:
-        yield copy if _hold(directory, copy) else None
+        _hold(directory, copy)
+        yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _hold(directory: Path, copy: Path) -> bool:
+def _hold(directory: Path, copy: Path) -> None:
     copy.mkdir()
     try:
-        for path in [path for path in directory.rglob("*") if path.is_file()]:
-            target = copy / path.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, target)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)  # with its time
+        for path in directory.iterdir():
+            try:
+                os.link(path, copy / path.name)
+            except OSError:  # a file system without hard links
+                shutil.copy2(path, copy / path.name)  # with its time
+    except FileNotFoundError as error:
+        raise Superseded(f"{directory} was dropped, so a newer one exists") from error

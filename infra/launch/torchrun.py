@@ -24,11 +24,11 @@ from infra.launch.compile_cache import compile_cache
 from infra.launch.earlier import earlier_workers_ended
 from infra.launch.fitting import note_too_large
 from infra.launch.rendezvous import Rendezvous
-from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
+from infra.launch.watchdog import Watchdog, heartbeats_of
 from infra.polling import POLL_SECONDS
 from nanochat_core.errors import OutOfMemory, StageError
 from nanochat_core.job import Job, Result
-from nanochat_core.runtime.heartbeat import forget_heartbeats
+from nanochat_core.runtime.heartbeat import Heartbeat, forget_heartbeats
 from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
@@ -109,9 +109,9 @@ def run_job(
     def look() -> None:
         events.pass_to(on_event)
         check()
-        if watch is not None and (hang := watch.find()):
+        if watch is not None and (hang := watch.find_hang()):
             watch.dump_stacks()
-            raise _hung(job, hang, is_alone=rendezvous is None)
+            raise _hung(job, *hang, is_alone=rendezvous is None)
 
     with (job.directory / "worker.log").open("wb") as worker_log:
         returncode = _supervise(
@@ -336,19 +336,16 @@ def _failure(job: Job, error: dict[str, Any], *, first_rank: int | None) -> Stag
     )
 
 
-def _hung(job: Job, hang: Hang, *, is_alone: bool) -> JobFailed:
-    log = _log_tail(job, local_rank=hang.rank)  # of node 0, where both are the same
-    place = find_place(log)
-    steps = f", after {hang.steps} steps" if hang.steps else ""
-    where = f"{hang.doing}{steps}" + (f", at {place}" if place else "")
+def _hung(job: Job, first: Heartbeat, seconds: float, *, is_alone: bool) -> JobFailed:
+    steps = f", after {first.steps} steps" if first.steps else ""
     of_all = "" if is_alone else ", of those on node 0,"  # it may be another's that hangs
     return JobFailed(
-        f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank}"
-        f"{of_all} stopped first ({where})",
+        f"{job.stage} hangs: nothing has moved for {seconds:.0f} seconds; rank {first.rank}"
+        f"{of_all} stopped first ({first.doing}{steps})",
         hint="if it is not retried by itself, run the same command again: it resumes from what was "
         "saved; if the machine is only slow, with "
         f"--place hang_seconds={4 * job.resources.hang_seconds:g}",
-        log_tail=log,
+        log_tail=_log_tail(job, local_rank=first.rank),  # with its stack; of node 0
     )
 
 

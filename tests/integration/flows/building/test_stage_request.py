@@ -65,7 +65,7 @@ def test_where_it_is_built_is_not_part_of_what_is_ordered(toys):
     asked, second, inputs = order_of(toys)
     context = toys.context()
     elsewhere = replace(context, placement=replace(context.placement, nodes=3, pool="gpu"))
-    assert check_same(asked, second, elsewhere, inputs).fingerprint == asked.fingerprint
+    check_same(asked, second, elsewhere, inputs)
 
 
 def test_a_machine_that_would_build_something_else_refuses(toys):
@@ -80,7 +80,7 @@ def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys):
     asked, second, inputs = order_of(toys)
     context = toys.context()
     raise_redo(context.store, asked.ref, RedoCounter(), RedoCounter(number=1, runs=("toy-9",)))
-    assert check_same(asked, second, context, inputs).fingerprint == asked.fingerprint
+    check_same(asked, second, context, inputs)
     built = build_share(second, context, inputs, node=0, force=False, redo=asked.redo)
     assert built.manifest.ref == asked.ref
     revoke(context.store, built.manifest, why="wrong", who="me", when="2026-11-29T17:00:00Z")

@@ -15,9 +15,9 @@ import pytest
 from flows.building.retry import is_retryable
 from infra.launch import torchrun, watchdog
 from infra.launch.torchrun import JobFailed
-from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
+from infra.launch.watchdog import Watchdog, heartbeats_of
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import HeartbeatWriter
+from nanochat_core.runtime.heartbeat import Heartbeat, HeartbeatWriter
 from tests.support.infra.launch.toy_jobs import ToyJobs
 
 WAITS_FOR_RANK_1 = """
@@ -123,8 +123,7 @@ def test_the_rank_that_stopped_first_is_named_with_its_stack(
         ToyJobs.run(job, 2)
     error = caught.value
     assert "toy hangs: nothing has moved for" in str(error)
-    assert "rank 1 stopped first (gradients, after 3 steps, at toy_entry.py:" in str(error)
-    assert "in stuck" in str(error)
+    assert "rank 1 stopped first (gradients, after 3 steps)" in str(error)
     assert "in stuck" in error.log_tail
     assert "--place hang_seconds=2000" in str(error.hint)
     for rank in (0, 1):
@@ -134,8 +133,9 @@ def test_the_rank_that_stopped_first_is_named_with_its_stack(
 
 def test_one_process_that_hangs_is_found_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job = look_later(monkeypatch, job, "stuck")
-    with pytest.raises(JobFailed, match=r"rank 0 stopped first .*toy_entry.py:\d+ in stuck"):
+    with pytest.raises(JobFailed, match="rank 0 stopped first") as caught:
         ToyJobs.run(job)
+    assert "in stuck" in caught.value.log_tail
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None
     job = replace(job, resources=replace(job.resources, hang_seconds=600.0))
     job.directory.mkdir()
 
-    def find_after(seconds: float) -> Hang | None:
-        return Watchdog(job, clock=lambda: time.monotonic() + seconds).find()
+    def find_after(seconds: float) -> tuple[Heartbeat, float] | None:
+        return Watchdog(job, clock=lambda: time.monotonic() + seconds).find_hang()
 
     assert find_after(5000.0) is None  # no worker has begun
     hearts = [HeartbeatWriter(), HeartbeatWriter()]
@@ -187,7 +187,7 @@ def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None
     assert find_after(2390.0) is None  # a model is loaded
     found = find_after(2410.0)
     assert found is not None
-    assert found.rank == 0
+    assert found[0].rank == 0
     hearts[0].started()
     assert find_after(2390.0) is None  # rank 1 may still start
     hearts[1].started()
@@ -201,17 +201,6 @@ def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None
     assert find_after(590.0) is None
     found = find_after(610.0)
     assert found is not None
-    assert (found.rank, found.doing, found.steps) == (1, "agreeing to go on", 1)
-    assert found.seconds == pytest.approx(610.0, abs=5.0)
-
-
-def test_the_place_is_the_main_threads_newest_frame() -> None:
-    dump = (
-        "hello\nThread 0x01 (most recent call first):\n"
-        '  File "/lib/python3.11/threading.py", line 324 in wait\n'
-        "\nCurrent thread 0x02 (most recent call first):\n"
-        '  File "/work/nanochat_core/train/pretrain.py", line 77 in run\n'
-        '  File "/work/nanochat_core/worker.py", line 50 in _run\n'
-    )
-    assert find_place(dump) == "pretrain.py:77 in run"
-    assert find_place("hello") is None
+    first, silence = found
+    assert (first.rank, first.doing, first.steps) == (1, "agreeing to go on", 1)
+    assert silence == pytest.approx(610.0, abs=5.0)
