@@ -24,22 +24,25 @@ from infra.launch.background import poll
 from infra.launch.mirror import Superseded, reporting_errors
 from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, write_json
 
 
-def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
+def note_shard(job: Job, shard: CheckpointShard) -> None:
     """Record next to rank 0's shard that another node's is in the store, for rank 0 to commit.
 
-    Raises ArtifactError if the shard is under another key than its own; FileNotFoundError if the
-    job dropped this checkpoint meanwhile.
+    Raises FileNotFoundError if the job dropped this checkpoint meanwhile.
     """
-    file, key = shard.file, _key(job, shard.step, shard.rank, epoch=epoch)
-    if (file.path, file.key) != (file_of(shard.rank), key):
-        raise ArtifactError(f"{file.key} is reported as {key}")
     directory = job.checkpoints / f"step-{shard.step:07d}"
     directory.mkdir(parents=True, exist_ok=True)  # rank 0 may be slower
-    write_json(record_of(directory, shard.rank), {"size": file.size, "sha256": file.sha256})
+    write_json(_record_of(directory, shard.rank), {"size": shard.size, "sha256": shard.sha256})
+
+
+def file_of(job: Job, shard: CheckpointShard, *, epoch: int) -> File:
+    """Return the file of a shard in the store, as the stored checkpoint names it."""
+    path = f"tensors-{shard.rank:05d}.safetensors"
+    key = f"{place_of(job, shard.step)}/parts-{epoch}/{path}"
+    return File(path=path, size=shard.size, sha256=shard.sha256, key=key)
 
 
 @contextlib.contextmanager
@@ -66,37 +69,28 @@ def uploading_shards(
                 raise Superseded(f"{directory} was given up")
 
         check()
-        step, path, record = step_of(directory), file_of(rank), record_of(directory, rank)
+        record = _record_of(directory, rank)
         entry = json.loads(record.read_text(encoding="utf-8"))
-        key = _key(job, step, rank, epoch=epoch)
-        file = File(path=path, size=entry["size"], sha256=entry["sha256"], key=key)
-        store.upload(key, directory / path, on_bytes=check)
-        on_shard(CheckpointShard(step=step, rank=rank, file=file))
+        shard = CheckpointShard(step=step_of(directory), rank=rank, **entry)
+        file = file_of(job, shard, epoch=epoch)
+        store.upload(file.key, directory / file.path, on_bytes=check)
+        on_shard(shard)
         # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the whole
         # checkpoint. The record goes first: a crash leaves no record without its bytes.
         record.unlink()
-        (directory / path).unlink()
+        (directory / file.path).unlink()
 
     def look() -> None:
         # A checkpoint that the job pruned while it was sent is no error: newer ones exist.
         with reporting_errors(job.checkpoints, on_error), contextlib.suppress(FileNotFoundError):
             if (directory := newest()) is not None:
-                for rank in [rank for rank in ranks if record_of(directory, rank).exists()]:
+                for rank in [rank for rank in ranks if _record_of(directory, rank).exists()]:
                     send(directory, rank)
 
     with poll(look, every=POLL_SECONDS):
         yield
 
 
-def _key(job: Job, step: int, rank: int, *, epoch: int) -> str:
-    return f"{place_of(job, step)}/parts-{epoch}/{file_of(rank)}"
-
-
-def file_of(rank: int) -> str:
-    """Return the name of a rank's file in a checkpoint."""
-    return f"tensors-{rank:05d}.safetensors"
-
-
-def record_of(directory: Path, rank: int) -> Path:
+def _record_of(directory: Path, rank: int) -> Path:
     """Return the path of the record that marks a rank's file as complete until the commit."""
     return directory / f"tensors-{rank:05d}.json"

@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flows.identity.manifest import File
 from flows.identity.record_types import Count, read_record
 from infra.launch.link import LinkLost
 from nanochat_core.errors import ArtifactError
 
 # coming: it fetches inputs and the checkpoint. ready: it has them, or its ranks run. ended: its
-# ranks are gone, or it cannot take part. leaving: it was stopped by a signal or a cancelled run,
-# and will not join the next attempt.
-State: TypeAlias = Literal["coming", "ready", "ended", "leaving"]
-MISTAKE = "mistake"
+# ranks are gone, or it cannot take part.
+State: TypeAlias = Literal["coming", "ready", "ended"]
+# mistake: a retry would fail too. memory: a smaller device batch may fit. machine: retryable.
+Failure: TypeAlias = Literal["mistake", "memory", "machine"]
 
 _M = TypeVar("_M", "Start", "Status")
 
@@ -45,7 +44,8 @@ class CheckpointShard:
 
     step: Count
     rank: Count
-    file: File
+    size: Count  # bytes
+    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,7 @@ class Status:
     host: str
     state: State
     text: str = ""  # why it ended; else empty
-    # The exception's type; MISTAKE for what a person must fix; empty: the machine's.
-    cause: str = ""
+    failure: Failure = "machine"  # the kind of `text`
     hint: str | None = None  # what a person can do about `text`
     shard: CheckpointShard | None = None
 

@@ -32,7 +32,7 @@ from flows.building.build import (
 from flows.building.checkpoint_shards import uploading_shards
 from flows.building.code_check import CodeCheck
 from flows.building.context import BuildContext, Built
-from flows.building.coordinator import SECONDS_BETWEEN_BEATS, rendezvous_of
+from flows.building.coordinator import rendezvous_of
 from flows.building.executions import append_segment
 from flows.building.job import (
     fetch_inputs,
@@ -41,21 +41,20 @@ from flows.building.job import (
     nodes_of,
     processes_of,
     report_building,
-    work_of,
 )
-from flows.building.messages import MISTAKE, Start, State, Status, read_message
+from flows.building.messages import Failure, Start, State, Status, read_message
 from flows.building.retry import TransientStageError, is_retryable
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import LeaseHolder, Observer, find_holder
+from flows.leases.lease import Lease, LeaseHolder, Observer, find_holder
 from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from flows.stages import Stage
 from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, open_link
 from infra.launch.rendezvous import NODES
-from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.launch.torchrun import StageInterrupted, run_job
 from infra.polling import POLL_SECONDS
 from nanochat_core.errors import (
     ArtifactError,
@@ -85,11 +84,6 @@ def build_share(
     Raises what `build` raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError may
     succeed on a retry.
     """
-    nodes = context.placement.nodes
-    if not 0 <= node < nodes:
-        raise ConfigError(
-            f"node {node} is not one of {nodes} nodes", hint=f"they are numbered 0 to {nodes - 1}"
-        )
     if node == 0:
         return build(stage, context, inputs, force=force, redo=redo)
     if nodes_of(stage, context) == 1:
@@ -198,11 +192,14 @@ class _Follower:
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
         waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.report)
         while True:
-            holder = self._ask()
-            if isinstance(holder, Manifest | tuple):
-                return holder
-            if holder is not None:
-                heard = time.monotonic()
+            holder = None  # also while the store does not answer
+            with contextlib.suppress(*_UNREACHABLE):
+                if manifest := find_usable(context, self.identity.ref):
+                    return manifest
+                if holder := self._find_holder():
+                    heard = time.monotonic()
+                    if link := self._connect(holder.record):
+                        return holder.record.epoch, link
             silence = time.monotonic() - heard
             if silence > limit:
                 raise TransientStageError(
@@ -216,22 +213,15 @@ class _Follower:
             waiting.report(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
 
-    def _ask(self) -> Manifest | tuple[int, Link] | LeaseHolder | None:
-        """Return what `_wait` waits for, else the lease's holder. None means it is not known."""
-        with contextlib.suppress(*_UNREACHABLE):
-            if manifest := find_usable(self.context, self.identity.ref):
-                return manifest
-            holder = self._find_holder()
-            if holder is not None and holder.record.epoch > self._seen:
-                endpoint, silence = holder.record.endpoint, self.context.terms.ttl / 2
-                secret = holder.record.owner
-                if endpoint and (link := open_link(endpoint, secret=secret, silence=silence)):
-                    return holder.record.epoch, link
-            return holder
-        return None
+    def _connect(self, lease: Lease) -> Link | None:
+        """Connect to a node 0 that listens, unless this node has been in its attempt."""
+        if lease.epoch <= self._seen or lease.endpoint is None:
+            return None
+        return open_link(lease.endpoint, secret=lease.owner, silence=self.context.terms.ttl / 2)
 
     def _finish(self, manifest: Manifest) -> Built:
-        shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)
+        work = file_lock.work_directory(self.context.work, self.identity.ref)
+        shutil.rmtree(work, ignore_errors=True)
         if not self._seen:
             return reuse(self.context, manifest)
         return finish(self.context, manifest, began=self._began)
@@ -261,28 +251,24 @@ class _Attempt:
         not answer, so that another connection may be tried.
         """
         with (
-            run_in_background(self._hear, self._beat, self._watch),
+            run_in_background(self._hear, self._watch),
             contextlib.closing(self.link),
         ):
             try:
                 self._take_part(prepare)
             except StageInterrupted:
                 if self.context.stop.is_set():
-                    self._say("leaving")
+                    self._say("ended", text=f"{self.identity.stage} was stopped")
                     raise
-                self._say("ended")
+                self._say("ended")  # node 0 ended the attempt
             except NanochatError as error:
-                self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
+                self._say("ended", text=str(error), failure=_kind_of(error), hint=error.hint)
                 is_refused = self._start is not None and self._start.refused is not None
                 if is_refused or not is_retryable(error):
                     raise
                 self.context.log(self.identity.stage)(f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
-                name = type(error).__name__
-                self._say("ended", text=f"{name}: {error}", cause=name)
-                raise
-            except BaseException:  # Ctrl-C, a cancelled flow run
-                self._say("leaving")
+                self._say("ended", text=f"{type(error).__name__}: {error}", failure="mistake")
                 raise
             else:
                 self._say("ended")
@@ -348,17 +334,13 @@ class _Attempt:
         self._ending.set()
         self._messages.put(None)
 
-    def _beat(self, over: threading.Event) -> None:
-        while not over.wait(min(self.context.terms.beat, SECONDS_BETWEEN_BEATS)):
-            self.link.send({})
-
     def _watch(self, over: threading.Event) -> None:
-        """End the attempt when the run is stopped."""
+        """Send signs of life, and end the attempt when the run is stopped."""
         while not over.wait(POLL_SECONDS):
-            if self.context.stop.is_set():
+            self.link.send({})
+            if self.context.stop.is_set() and not self._ending.is_set():
                 self._ending.set()
                 self._messages.put(None)
-                return
 
     def _say(self, state: State, **more: Any) -> None:
         """Report this node's status to node 0, with `more` fields of Status."""
@@ -367,9 +349,7 @@ class _Attempt:
         self.link.send(asdict(status))
 
 
-def _cause_of(error: NanochatError) -> str:
+def _kind_of(error: NanochatError) -> Failure:
     if isinstance(error, OutOfMemory):
-        return OutOfMemory.__name__
-    if isinstance(error, JobFailed):
-        return error.cause or ""
-    return "" if is_retryable(error) else MISTAKE
+        return "memory"
+    return "machine" if is_retryable(error) else "mistake"

@@ -12,10 +12,9 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any, cast
 
-from infra.polling import ANSWER_SECONDS, POLL_SECONDS
+from infra.polling import ANSWER_SECONDS
 
 _LONGEST = 2**16  # bytes of a line
 
@@ -85,13 +84,3 @@ def open_link(endpoint: str, *, secret: str, silence: float) -> Link | None:
     except (OSError, ValueError):
         return None
     return Link(connection, silence=silence)
-
-
-def accept_links(
-    listener: socket.socket, *, silence: float, over: threading.Event
-) -> Iterator[Link]:
-    """Yield a link for each connection, of a node or not (`Link.begins_with`), until `over`."""
-    listener.settimeout(POLL_SECONDS)
-    while not over.is_set():
-        with contextlib.suppress(OSError):  # none came, or it has ended already
-            yield Link(listener.accept()[0], silence=silence)

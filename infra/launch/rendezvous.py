@@ -11,9 +11,7 @@ import shlex
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from infra.storage.s3.settings import endpoint_setting
 from nanochat_core.errors import ConfigError
 
 # From the first machine's torchrun to the last one's; of ranks without torchrun see
@@ -108,19 +106,19 @@ class Rendezvous:
         return {INTERFACE: interface} if interface and INTERFACE not in os.environ else {}
 
 
-def own_address(*, toward: str | None = None) -> str:
+def own_address() -> str:
     """Return the address at which other machines reach this one.
 
     PET_MASTER_ADDR, else that of gloo's interface if it is set, else the source address of packets
-    to `toward` or to a distant host; 127.0.0.1 if there is no other.
+    to a distant host; 127.0.0.1 if there is no other.
     """
     of_gloo = dict(_interfaces()).get(os.environ.get(INTERFACE, ""))
-    return os.environ.get(ADDRESS) or of_gloo or _route(toward)
+    return os.environ.get(ADDRESS) or of_gloo or _route(_NOWHERE)
 
 
-def _route(toward: str | None) -> str:
+def _route(toward: str) -> str:
     """Return this machine's address on the way to `toward`, else to a distant host, else any."""
-    found = [_address_toward(target) for target in (toward, _NOWHERE) if target]
+    found = [_address_toward(target) for target in (toward, _NOWHERE)]
     found += [address for _, address in _interfaces()]
     return next((each for each in found if not each.startswith("127.")), _ALONE)
 
@@ -130,13 +128,6 @@ def find_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def store_host(url: str) -> str | None:
-    """Return the host of an S3 store that is not AWS; None for any other store."""
-    if not url.startswith("s3://"):
-        return None
-    return urlsplit(os.environ.get(endpoint_setting(), "")).hostname
 
 
 def find_interface(address: str) -> str | None:

@@ -1,12 +1,11 @@
 """A job of several machines: which ranks run where, and by which address they meet."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.launch.rendezvous import Rendezvous, find_interface, own_address, store_host
+from infra.launch.rendezvous import Rendezvous, find_interface, own_address
 from infra.launch.torchrun import JobFailed
 from nanochat_core.job import Result
 from tests.support.infra.launch.toy_jobs import ToyJobs
@@ -129,14 +128,7 @@ def test_the_interface_is_the_one_that_has_the_address() -> None:
 
 
 def test_an_address_of_this_machine_is_found_without_a_way_out() -> None:
-    assert own_address(toward="127.0.0.1")
-    assert not own_address(toward="no such host").startswith("no")
-
-
-def test_the_store_of_ones_own_shows_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://10.1.2.3:9000")
-    assert store_host("s3://bucket/prefix") == "10.1.2.3"
-    assert store_host("file:///shared") is None
-    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    if "AWS_ENDPOINT_URL" not in os.environ:
-        assert store_host("s3://bucket/prefix") is None
+    assert find_interface(own_address())
+    for host in ("127.0.0.1", "no such host"):  # of node 0
+        rendezvous = Rendezvous(nodes=2, node=1, endpoint=f"{host}:1234", id="x")
+        assert rendezvous.environment()
