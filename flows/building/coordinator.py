@@ -186,7 +186,7 @@ class Coordinator:
 
     def _admit(self, link: Link, status: Status) -> _Peer | None:
         """Return the node as a peer; None if it cannot be one of this attempt."""
-        if status.epoch != self.start.epoch or not 0 < status.node < self.start.nodes:
+        if not 0 < status.node < self.start.nodes:
             return None
         with self._lock:
             known = self._peers.get(status.node)

@@ -27,7 +27,7 @@ _M = TypeVar("_M", "Start", "Status")
 class Start:
     """Node 0's message: starts an attempt from the checkpoint that all resume from."""
 
-    epoch: Count  # the fencing token of its lease
+    epoch: Count  # the fencing token of its lease, which is in the keys of shards
     host: str
     nodes: Count
     processes: Count  # on each of them
@@ -52,7 +52,6 @@ class CheckpointShard:
 class Status:
     """Another node's message: reports its state in the attempt, or why it ended."""
 
-    epoch: Count
     node: Count
     host: str
     state: State

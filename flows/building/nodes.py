@@ -149,9 +149,10 @@ class _Follower:
                 found = self._wait()
                 if isinstance(found, Manifest):
                     return self._finish(found)
-                attempt = _Attempt(self.context, self.identity, *found, self.node)
+                epoch, link = found
+                attempt = _Attempt(self.context, self.identity, link, self.node)
                 if attempt.run(partial(self._prepare, cache)):
-                    self._seen = attempt.epoch
+                    self._seen = epoch
                 else:
                     self.pause()
 
@@ -233,7 +234,6 @@ class _Attempt:
 
     context: BuildContext
     identity: Identity
-    epoch: int  # of node 0's lease
     link: Link
     node: int
     _start: Start | None = field(default=None, init=False)  # node 0's last message that was taken
@@ -307,7 +307,7 @@ class _Attempt:
             self.context.store,
             job,
             range(first, first + processes),
-            epoch=self.epoch,
+            epoch=start.epoch,
             on_shard=lambda shard: self._say("ready", shard=shard),
             on_error=lambda error: warnings.report(
                 str(error), f"checkpoint shard not stored: {error}"
@@ -327,10 +327,7 @@ class _Attempt:
         """Take node 0's messages until the connection ends, which ends this attempt."""
         with contextlib.suppress(LinkLost):
             while True:
-                start = read_message(Start, self.link.receive())
-                if start.epoch != self.epoch:
-                    break
-                self._messages.put(start)
+                self._messages.put(read_message(Start, self.link.receive()))
         self._ending.set()
         self._messages.put(None)
 
@@ -344,8 +341,7 @@ class _Attempt:
 
     def _say(self, state: State, **more: Any) -> None:
         """Report this node's status to node 0, with `more` fields of Status."""
-        host = socket.gethostname()
-        status = Status(epoch=self.epoch, node=self.node, host=host, state=state, **more)
+        status = Status(node=self.node, host=socket.gethostname(), state=state, **more)
         self.link.send(asdict(status))
 
 

@@ -6,7 +6,6 @@ of a local queue Kueue admits the pods of a JobSet together.
 
 import json
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from infra.gangs.base import SECONDS, GangError, GangSpec, GangState, Phase, Sch
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # as pods see it
 QUEUE = "kueue.x-k8s.io/queue-name"
-_OVERLAP = 10  # seconds of a log that are read again; known lines are left out
+_LINES = 2000  # of a log that are read each time; known ones are left out
 _PHASES: dict[str, Phase] = {"Completed": "finished", "Failed": "failed"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 _RETRYABLE_CODES = (408, 409, 429)  # status codes 4xx that a later request may not get
@@ -38,7 +37,6 @@ class Kubernetes:
         self._pods = CoreV1Api(client)
         self._namespace = namespace
         self._template, self._queue = template, queue
-        self._read_at: dict[str, float] = {}  # by pod: when its log was last read
 
     def find(self, name: str) -> str | None:
         """Return the JobSet's name if it exists and has not ended, else None."""
@@ -82,14 +80,13 @@ class Kubernetes:
         _ask(delete, *self._kind, name, propagation_policy="Foreground")
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
-        """Return the new lines of pod 0; `after` is the time of the last one."""
+        """Return the new lines of pod 0; `after` is the time of the last one.
+
+        Of more than _LINES between two calls the first are left out; the pod's log has them.
+        """
         if (pod := self._find_pod_0(gang)) is None:
             return [], after
-        name, now = pod.metadata.name, time.clock_gettime(time.CLOCK_BOOTTIME)
-        # How long ago the log was read, not the time of a line: the pod's clock may differ.
-        since = int(now - self._read_at[name]) + _OVERLAP if name in self._read_at else None
-        data = _ask(self._read_log, name, since_seconds=since) or b""
-        self._read_at[name] = now
+        data = _ask(self._read_log, pod.metadata.name) or b""
         # What follows the last newline is a line that is still being written.
         text = data.decode(errors="replace")
         lines = [line.partition(" ") for line in text.split("\n")[:-1]]
@@ -99,7 +96,8 @@ class Kubernetes:
     def _read_log(self, pod: str, **options: Any) -> bytes:
         # As bytes: some versions of the client return the text of a bytes literal.
         read: Any = self._pods.read_namespaced_pod_log
-        return read(pod, self._namespace, timestamps=True, _preload_content=False, **options).data
+        options |= {"timestamps": True, "tail_lines": _LINES, "_preload_content": False}
+        return read(pod, self._namespace, **options).data
 
     def _get(self, gang: str) -> Any:
         return _ask(self._jobsets.get_namespaced_custom_object, *self._kind, gang)

@@ -48,15 +48,14 @@ def start(
 
 
 @contextlib.contextmanager
-def connection(
-    stage: Stage, context: BuildContext, first: "Future[Built]"
-) -> Iterator[tuple[Link, Start]]:
-    """Connect to node 0 as another node does."""
+def connection(stage: Stage, context: BuildContext, first: "Future[Built]") -> Iterator[Link]:
+    """Connect to node 0 as another node does, and take its first message."""
     endpoint, secret = port_of(stage, context, first)
     link = open_link(endpoint, secret=secret, silence=100.0)
     assert link is not None
     with contextlib.closing(link):
-        yield link, read_message(Start, link.receive())
+        read_message(Start, link.receive())
+        yield link
 
 
 def port_of(stage: Stage, context: BuildContext, first: "Future[Built]") -> tuple[str, str]:
@@ -70,6 +69,6 @@ def port_of(stage: Stage, context: BuildContext, first: "Future[Built]") -> tupl
             return holder.record.endpoint, holder.record.owner
 
 
-def say(link: Link, called: Start, state: Any) -> None:
+def say(link: Link, state: Any) -> None:
     """Report the state of node 1."""
-    link.send(asdict(Status(epoch=called.epoch, node=1, host="b", state=state)))
+    link.send(asdict(Status(node=1, host="b", state=state)))

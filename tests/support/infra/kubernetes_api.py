@@ -1,19 +1,20 @@
 """A Kubernetes API server with the verbs that gangs use, which refuses what a real one would.
 
-Objects are checked field by field: a misspelt or misplaced field, a wrong type, or a name that is
-no label of DNS is refused, and so is a request without the service account's token.
+A misspelt or misplaced field, a wrong type, or a name of a JobSet that is no label of DNS is
+refused, and so is a request without the service account's token.
 """
 
 import contextlib
 import json
-from collections.abc import Generator
+import re
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from jsonschema import Draft202012Validator
+from kubernetes import client
 
 from tests.support.serving import QuietHandler, serving
 
@@ -22,9 +23,7 @@ TOKEN = "the-token"
 _LABEL = {"type": "string", "pattern": r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _COUNT = {"type": "integer", "minimum": 0}
 _TEXT = {"type": "string"}
-_QUANTITY = {"anyOf": [_COUNT, {"type": "string", "pattern": r"^\d+(m|Ki|Mi|Gi|Ti)?$"}]}
 _TEXTS = {"type": "object", "additionalProperties": _TEXT}
-_ANY: dict[str, Any] = {}
 
 
 def _object(*needed: str, **properties: Any) -> dict[str, Any]:
@@ -40,73 +39,6 @@ def _list(item: Any) -> dict[str, Any]:
     return {"type": "array", "items": item}
 
 
-_SECURITY = _object(
-    allowPrivilegeEscalation={"type": "boolean"},
-    capabilities=_object(drop=_list(_TEXT), add=_list(_TEXT)),
-    fsGroup=_COUNT,
-    runAsGroup=_COUNT,
-    runAsNonRoot={"type": "boolean"},
-    runAsUser=_COUNT,
-    seccompProfile=_object("type", type={"enum": ["RuntimeDefault"]}),
-)
-_REFERENCE = _object("name", name=_TEXT)
-_CONTAINER = _object(
-    "name",
-    "image",
-    args=_list(_TEXT),
-    env=_list(
-        _object(
-            "name",
-            name=_TEXT,
-            value=_TEXT,
-            valueFrom=_object("fieldRef", fieldRef=_object("fieldPath", fieldPath=_TEXT)),
-        )
-    ),
-    envFrom=_list(_object(configMapRef=_REFERENCE, secretRef=_REFERENCE)),
-    image=_TEXT,
-    name=_LABEL,
-    resources=_object(
-        limits={"type": "object", "additionalProperties": _QUANTITY},
-        requests={"type": "object", "additionalProperties": _QUANTITY},
-    ),
-    securityContext=_SECURITY,
-    volumeMounts=_list(_object("name", "mountPath", name=_LABEL, mountPath=_TEXT)),
-)
-_TERM = _object("topologyKey", topologyKey=_TEXT, labelSelector=_object(matchLabels=_TEXTS))
-_POD = _object(
-    "containers",
-    affinity=_object(
-        podAntiAffinity=_object(requiredDuringSchedulingIgnoredDuringExecution=_list(_TERM))
-    ),
-    automountServiceAccountToken={"type": "boolean"},
-    containers=_list(_CONTAINER),
-    nodeSelector=_TEXTS,
-    restartPolicy={"enum": ["Never", "OnFailure"]},
-    securityContext=_SECURITY,
-    serviceAccountName=_LABEL,
-    terminationGracePeriodSeconds=_COUNT,
-    tolerations=_list(_object(key=_TEXT, operator=_TEXT, effect=_TEXT)),
-    volumes=_list(
-        _object("name", name=_LABEL, emptyDir=_object(medium=_TEXT, sizeLimit=_QUANTITY))
-    ),
-)
-_JOB = _object(
-    "template",
-    backoffLimit=_COUNT,
-    completionMode={"enum": ["Indexed", "NonIndexed"]},
-    completions=_COUNT,
-    parallelism=_COUNT,
-    podFailurePolicy=_object(
-        rules=_list(
-            _object(
-                "action",
-                action={"enum": ["FailJob", "Ignore", "Count"]},
-                onPodConditions=_list(_object("type", type=_TEXT, status=_TEXT)),
-            )
-        )
-    ),
-    template=_object("spec", spec=_POD),
-)
 _RULE = _object(
     "action",
     action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
@@ -138,7 +70,7 @@ JOBSET = _object(
                 "template",
                 name=_LABEL,
                 replicas=_COUNT,
-                template=_object("spec", spec=_JOB),
+                template={"type": "object"},
             )
         ),
         ttlSecondsAfterFinished=_COUNT,
@@ -206,6 +138,8 @@ class Cluster:
         _check(body, JOBSET)
         name, spec = body["metadata"]["name"], body["spec"]
         for job in spec["replicatedJobs"]:
+            if faults := [*_find_faults("V1JobTemplateSpec", job["template"], "template")]:
+                raise Refusal(422, f"not as in the API: {', '.join(faults)}")
             last = job["template"]["spec"]["parallelism"] - 1
             if len(pod := f"{name}-{job['name']}-0-{last}-abcde") > 63:
                 raise Refusal(422, f"{pod} is too long for a pod")
@@ -219,10 +153,25 @@ class Cluster:
 
     def _log(self, pod: str, query: dict[str, str]) -> str:
         assert query["timestamps"].lower() == "true"
-        # The pod's clock: it stands still after the last line.
-        now = max(datetime.fromisoformat(line[:19]) for line in self.logs[pod] if line[:1] == "2")
-        since = now - timedelta(seconds=int(query.get("sinceSeconds", 10**6)))
-        return "".join(f"{line}\n" for line in self.logs[pod] if line[:19] >= since.isoformat())
+        return "".join(f"{line}\n" for line in self.logs[pod][-int(query["tailLines"]) :])
+
+
+def _find_faults(kind: str, body: Any, path: str) -> Iterator[str]:
+    """Yield the fields that the official client's model `kind` lacks or has with another type."""
+    if path.endswith(".resources"):  # quantities: texts or numbers
+        return
+    if (item := re.fullmatch(r"(?i)list\[(.*)\]", kind)) and isinstance(body, list):
+        for number, each in enumerate(body):
+            yield from _find_faults(item[1], each, f"{path}[{number}]")
+    elif (item := re.fullmatch(r"(?i)dict.str, (.*).", kind)) and isinstance(body, dict):
+        for name, each in body.items():
+            yield from _find_faults(item[1], each, f"{path}.{name}")
+    elif isinstance(body, dict) and (model := getattr(client, kind, None)):
+        kinds = {model.attribute_map[name]: kind for name, kind in model.openapi_types.items()}
+        for name, each in body.items():
+            yield from _find_faults(kinds.get(name, ""), each, f"{path}.{name}")
+    elif not isinstance(body, {"str": str, "int": int, "bool": bool}.get(kind, ())):
+        yield path
 
 
 def _containers(job: Any) -> list[Any]:

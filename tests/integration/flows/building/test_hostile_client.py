@@ -31,7 +31,7 @@ def test_a_hostile_client_learns_nothing_and_changes_nothing(toys, tmp_path, mon
         first = start(pool, stage, contexts[0], 0)
         endpoint, secret = port_of(stage, contexts[1], first)
         host, _, port = endpoint.rpartition(":")
-        claim = Status(epoch=1, node=1, host="other", state="ended", text="it failed")
+        claim = Status(node=1, host="other", state="ended", text="it failed")
         clients = [
             stack.enter_context(socket.create_connection((host, int(port)), timeout=30.0))
             for _ in range(2)

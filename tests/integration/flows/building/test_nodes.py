@@ -236,8 +236,8 @@ def test_one_run_makes_it_anew_on_both_nodes_once(toys, contexts, pool, tmp_path
 @pytest.mark.torch
 def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(stage, contexts, pool):
     first = start(pool, stage, contexts[0], 0)
-    with connection(stage, contexts[1], first) as (link, called):
-        say(link, called, "ready")
+    with connection(stage, contexts[1], first) as link:
+        say(link, "ready")
         assert read_message(Start, link.receive()).endpoint is not None
     with pytest.raises(NodeLost, match="node 1, b, is gone"):
         first.result()
@@ -247,8 +247,8 @@ def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(stage, contexts,
 def test_a_node_that_says_nothing_is_lost(stage, contexts, pool):
     context = replace(contexts[0], terms=replace(QUICK, ttl=1.0))
     first = start(pool, stage, context, 0)
-    with connection(stage, contexts[1], first) as (link, called):
-        say(link, called, "ready")
+    with connection(stage, contexts[1], first) as link:
+        say(link, "ready")
         with pytest.raises(NodeLost, match="node 1, b, is silent for"):
             first.result()
 
@@ -258,8 +258,8 @@ def test_of_two_machines_with_one_number_one_ends(stage, contexts, pool):
         replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
     ]
     first = start(pool, stage, contexts[0], 0)
-    with connection(stage, contexts[1], first) as (link, called):
-        say(link, called, "ready")
+    with connection(stage, contexts[1], first) as link:
+        say(link, "ready")
         with pytest.raises(StageError, match="node 1 is on host b too"):
             start(pool, stage, contexts[1], 1).result()
     contexts[0].stop.set()
@@ -298,8 +298,8 @@ def test_a_node_that_fetches_is_waited_for_until_it_is_gone(stage, contexts, poo
         watch=lambda _, event: lines.append(str(event.get("text"))),
     )
     first = start(pool, stage, context, 0)
-    with connection(stage, contexts[1], first) as (link, called):
-        say(link, called, "coming")
+    with connection(stage, contexts[1], first) as link:
+        say(link, "coming")
         count = lines.count("waiting: for node 1 of 2")
         time.sleep(3.5)  # longer than a node that does not come is waited for
         assert lines.count("waiting: for node 1 of 2") > count + 2
@@ -384,6 +384,6 @@ def test_a_node_whose_connection_ends_before_the_start_gives_the_attempt_up(
     start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
     link: Any = Cut(*[start] * met)
     job: Any = SimpleNamespace(checkpoints=tmp_path / "checkpoints", stage="train")
-    attempt = nodes._Attempt(contexts[1], SimpleNamespace(stage="train"), 1, link, 1)
+    attempt = nodes._Attempt(contexts[1], SimpleNamespace(stage="train"), link, 1)
     assert attempt.run(lambda start: (job, None)) == bool(met)
     assert link.said == said
