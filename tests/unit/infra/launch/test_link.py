@@ -1,13 +1,16 @@
-"""A connection between two nodes: messages arrive whole, and an end that is gone is noticed."""
+"""A connection between two nodes: the secret, whole messages, and the end of the other side."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from infra.launch import link as link_module
 from infra.launch.link import Link, LinkLost, open_link
+
+SECRET = "0123456789abcdef0123456789abcdef"
 
 
 @pytest.fixture
@@ -49,27 +52,62 @@ def test_an_end_that_is_closed_is_noticed_at_both(links: tuple[Link, Link]) -> N
     two.send({"late": 1})  # no error: what matters is that nothing is received
 
 
+@contextlib.contextmanager
+def hearing(*pieces: bytes, silence: float = 30.0, ends: bool = False) -> Iterator[Link]:
+    """Yield our end of a connection whose other end sends these pieces."""
+    ours, theirs = socket.socketpair()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):  # closed before all was sent
+            for piece in pieces:
+                theirs.sendall(piece)
+            if ends:
+                theirs.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=send, daemon=True).start()
+    with contextlib.closing(Link(ours, silence=silence)) as link, theirs:
+        yield link
+
+
 def test_silence_is_an_end() -> None:
-    one, two = socket.socketpair()
-    link = Link(one, silence=0.05)
-    with pytest.raises(LinkLost, match="is silent for 0 s"):
+    with hearing(silence=0.05) as link, pytest.raises(LinkLost, match="is silent for 0 s"):
         link.receive()
-    link.close()
-    two.close()
 
 
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\n", b"[1]\n", b"\xff\n", b"[" * 60_000 + b"\n", b"{" * 70_000]
 )
 def test_what_is_no_message_ends_the_connection(said: bytes) -> None:
-    one, two = socket.socketpair()
-    link = Link(one, silence=30.0)
-    sender: Any = threading.Thread(target=two.sendall, args=(said,), daemon=True)
-    sender.start()
-    with pytest.raises(LinkLost):
+    with hearing(said) as link, pytest.raises(LinkLost):
         link.receive()
-    link.close()
-    two.close()
+
+
+def test_a_secret_may_arrive_in_pieces_with_the_first_message() -> None:
+    whole = f"{SECRET}\n".encode()
+    with hearing(whole[:7], whole[7:] + b'{"a": 1}\n') as link:
+        assert link.begins_with(SECRET)
+        assert link.receive() == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",  # silent
+        SECRET.encode(),  # without its end
+        f"{SECRET[:-1]}0\n".encode(),
+        f"{SECRET}0\n".encode(),
+        b"GET / HTTP/1.1\r\nHost: nodes.example\r\n\r\n",
+        b"\xff" * 100_000,
+        b"\n" * 33,
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_another_beginning_is_refused(
+    said: bytes, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "ANSWER_SECONDS", 0.1)
+    with hearing(said, ends=ends) as link:
+        assert not link.begins_with(SECRET)
 
 
 def test_where_no_process_listens_there_is_no_connection() -> None:
