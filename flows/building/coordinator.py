@@ -56,11 +56,6 @@ class _Peer:
     status: Status
     lost: str | None = None  # how its connection ended
 
-    @property
-    def has_ended(self) -> bool:
-        """True if it will report nothing more in this attempt."""
-        return self.lost is not None or self.status.state == "ended"
-
 
 @dataclass
 class Coordinator:
@@ -133,9 +128,9 @@ class Coordinator:
         # one that failed first end, then it uploads what they saved.
         deadline = time.monotonic() + self.job.resources.grace_seconds + MARGIN_SECONDS
         while is_retryable(reason := min([*self._errors(), error], key=is_retryable)):
-            if time.monotonic() > deadline or all(p.has_ended for p in self._peers.values()):
-                break
-            if self.lease.ending.wait(POLL_SECONDS):
+            peers = self._peers.values()
+            have_ended = all(peer.lost or peer.status.state == "ended" for peer in peers)
+            if have_ended or time.monotonic() > deadline or self.lease.ending.wait(POLL_SECONDS):
                 break
         if any(isinstance(report, OutOfMemory) for report in self._errors()):
             note_too_large(self.job)  # the next attempt has a size that fits all nodes

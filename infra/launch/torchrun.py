@@ -99,7 +99,7 @@ def run_job(
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
         forget_heartbeats(heartbeats_of(job))
-        events = _Tail.after_last_attempt(job.events)
+        events = _Tail(job.events)
     # Only node 0 has a watchdog: a rank that hangs elsewhere stops its ranks too. Ranks of other
     # nodes may rightly be silent while rank 0 waits for its disk or for their files.
     watch = None if rendezvous is not None and rendezvous.node else Watchdog(job)
@@ -137,11 +137,6 @@ def run_job(
         is_stopped=is_stopped,
         first_rank=first_rank if processes > 1 else None,
     )
-
-
-def replay_line(job: Job) -> str:
-    """Return the command that replays the job manually."""
-    return f"python -P -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
 def _command(path: Path, processes: int, rendezvous: Rendezvous | None) -> list[str]:
@@ -250,23 +245,17 @@ def _end(process: subprocess.Popen[bytes], grace: float) -> None:
 
 
 class _Tail:
-    """The complete lines that are appended to a file."""
+    """The complete lines that are appended to a file, whose last, partial line it closes first."""
 
-    def __init__(self, path: Path, offset: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = offset
         self._rest = b""
-
-    @classmethod
-    def after_last_attempt(cls, path: Path) -> "_Tail":
-        """Return a tail of what a new attempt appends, after closing the last, partial line."""
         with path.open("ab+") as file:
-            size = file.tell()
-            if size:
-                file.seek(size - 1)
+            self._offset = file.tell()
+            if self._offset:
+                file.seek(self._offset - 1)
                 if file.read(1) != b"\n":
-                    size += file.write(b"\n")
-        return cls(path, size)
+                    self._offset += file.write(b"\n")
 
     def pass_to(self, on_event: OnEvent) -> None:
         """Pass every event written since the last call to `on_event`."""
@@ -350,7 +339,8 @@ def _hung(job: Job, first: Heartbeat, seconds: float, *, is_alone: bool) -> JobF
 
 
 def _hint_for_bug(job: Job) -> str:
-    return f"its log is {job.directory / 'worker.log'}; replay it with: {replay_line(job)}"
+    replay = f"python -P -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
+    return f"its log is {job.directory / 'worker.log'}; replay it with: {replay}"
 
 
 def _error_came_first(job: Job) -> bool:
