@@ -42,6 +42,26 @@ def run(job):
     (job.output / "value.txt").write_text(text)
     return {"length": len(text)}
 """
+# `save(job, step, total)` commits a checkpoint of one rank, as training does.
+SAVE = """
+import hashlib
+import json
+import time
+
+from nanochat_core.runtime.progress import Progress
+
+
+def save(job, step, total):
+    directory = job.checkpoints / f"step-{step:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    data = f"state after {step}".encode()
+    (directory / "tensors.safetensors").write_bytes(data)
+    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    commit = {"format": 2, "step": step, "total": total, "files": {"tensors.safetensors": entry}}
+    (directory / "COMMIT.json").write_text(json.dumps({**commit, "state": {}}))
+
+
+"""
 
 
 @dataclass

@@ -246,6 +246,7 @@ def test_a_revocation_that_came_without_its_artifact_counts(toys):
     recipe = look_up(first, context, {}, force=False).identity
     put_revocation(context.store, recipe.ref, Revocation(why="wrong", when="", who="me"))
     assert build(first, context, {}, force=False).manifest.identity == recipe.redone(1)
+    assert build(first, context, {}, force=False).cached
 
 
 def test_a_result_that_changed_is_reported(toys):

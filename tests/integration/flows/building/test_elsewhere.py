@@ -17,26 +17,13 @@ from flows.identity.ref import ArtifactRef
 from flows.plan.reads import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
+from tests.support.flows.fixtures import SAVE
 
 # Saves after each of three steps; fails after the second, unless it began with what another one
 # had saved. Its result says at which step it began.
-ENTRY = """
-import hashlib
-import json
-
-from nanochat_core.runtime.progress import Progress
-
-
-def save(job, step):
-    directory = job.checkpoints / f"step-{step:07d}"
-    directory.mkdir(parents=True)
-    data = f"state after {step}".encode()
-    (directory / "tensors.safetensors").write_bytes(data)
-    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    commit = {"format": 2, "step": step, "total": 3, "files": {"tensors.safetensors": entry}}
-    (directory / "COMMIT.json").write_text(json.dumps({**commit, "state": {}}))
-
-
+ENTRY = (
+    SAVE
+    + """
 def run(job):
     found = sorted(job.checkpoints.glob("step-*"))
     start = int(found[-1].name.removeprefix("step-")) if found else 0
@@ -44,12 +31,13 @@ def run(job):
     progress.start(3, step=start)
     for step in range(start + 1, 4):
         progress.step(step, loss=1.0 / step)
-        save(job, step)
+        save(job, step, 3)
         if step == 2 and not found:
             raise ValueError("the machine is gone")
     (job.output / "value.txt").write_text(f"began at {start}")
     return {}
 """
+)
 
 
 def context_at(toys: Any, home: Path, shared: Path) -> BuildContext:
@@ -128,9 +116,7 @@ class Recorded:
 
 
 # Waits in the last step until the launcher has looked for new checkpoints, twice.
-PATIENT = ENTRY.replace("    (job.output", "    time.sleep(2.5)\n    (job.output", 1).replace(
-    "import json", "import json\nimport time", 1
-)
+PATIENT = ENTRY.replace("    (job.output", "    time.sleep(2.5)\n    (job.output", 1)
 
 
 def test_the_last_checkpoint_of_a_job_that_finishes_is_not_sent(toys, tmp_path):

@@ -147,20 +147,6 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
     assert list(toys.home.glob("work/first/*/output/value.txt"))
 
 
-def test_without_the_fence_it_would_exist(toys, monkeypatch):
-    """The control of the test above."""
-    monkeypatch.setattr("flows.leases.held_lease.HeldLease._is_of", lambda held, record: True)
-    stage = toys.stage("first")
-    context = toys.context()
-
-    build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
-
-    assert (
-        find_manifest(context.store, ArtifactRef("first", fingerprint_of(context, stage)))
-        is not None
-    )
-
-
 def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys):
     stage = toys.stage("first")
     context = toys.context("run-1")
@@ -266,18 +252,6 @@ def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys):
     assert find_revoked(context.store, new.manifest) is None
     assert find_manifest(context.store, old.ref) == old
     assert build(stage, toys.context("run-3"), {}, force=False).cached
-
-
-def test_a_revocation_that_a_crash_left_behind_does_not_spoil_the_next_artifact(toys):
-    stage = toys.stage("first")
-    context = toys.context()
-    old = build(stage, context, {}, force=False).manifest
-    revoke(context.store, old, why="wrong", who="me", when="2026-11-21T05:53:38Z")
-    context.store.delete(f"first/{old.fingerprint}/manifest.json")  # as if killed right after
-
-    build(stage, context, {}, force=False)
-
-    assert build(stage, context, {}, force=False).cached
 
 
 def test_the_builder_process_builds_the_stage_that_the_test_means(toys):

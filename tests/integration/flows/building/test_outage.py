@@ -16,28 +16,14 @@ from flows.leases.held_lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.support.flows.claims import claim
+from tests.support.flows.fixtures import SAVE
 from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.waiting import wait_until
 
 # Ends when there is a file `go` next to the homes. Notes every step in another file there.
-TRAIN = """
-import hashlib
-import json
-import time
-
-from nanochat_core.runtime.progress import Progress
-
-
-def save(job, step):
-    directory = job.checkpoints / f"step-{step:07d}"
-    directory.mkdir(parents=True, exist_ok=True)
-    data = f"state after {step}".encode()
-    (directory / "tensors.safetensors").write_bytes(data)
-    entry = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    commit = {"format": 1, "step": step, "total": 8, "files": {"tensors.safetensors": entry}}
-    (directory / "COMMIT.json").write_text(json.dumps({**commit, "state": {}}))
-
-
+TRAIN = (
+    SAVE
+    + """
 def run(job):
     progress = Progress(job.events)
     found = sorted(job.checkpoints.glob("step-*"))
@@ -49,11 +35,12 @@ def run(job):
         progress.step(step)
         with (job.directory.parents[3] / "steps").open("a") as file:
             file.write(f"{step}\\n")
-        save(job, step)
+        save(job, step, 8)
     values = [(path / "value.txt").read_text() for path in job.inputs.values()]
     (job.output / "value.txt").write_text("+".join([*values, "trained"]))
     return {}
 """
+)
 
 
 def context_of(toys: Any, home: str = "home", **store: Any) -> BuildContext:

@@ -87,6 +87,22 @@ def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
     ]
 
 
+def test_a_new_attempt_waits_until_an_earlier_one_has_saved_and_believes_no_result_of_it(
+    jobs: ToyJobs, job: Job, holder: subprocess.Popen[bytes]
+) -> None:
+    said: list[str] = []
+
+    def let_it_save(event: dict[str, Any]) -> None:
+        said.append(event["text"])
+        (job.directory / "result.json").write_text("stale")
+        holder.communicate(b"\n")
+
+    result = jobs.run(jobs.body("    return {}"), on_event=let_it_save)
+
+    assert (result.status, holder.returncode) == ("finished", 0)
+    assert said == ["waiting for an earlier attempt to save"]
+
+
 def test_a_stop_ends_the_wait_for_an_earlier_attempt(
     jobs: ToyJobs, job: Job, holder: subprocess.Popen[bytes]
 ) -> None:

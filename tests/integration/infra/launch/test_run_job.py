@@ -227,38 +227,6 @@ def test_an_exception_in_the_launcher_stops_the_worker_first(jobs: ToyJobs) -> N
     assert json.loads((job.directory / "result.json").read_text())["status"] == "interrupted"
 
 
-def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(jobs: ToyJobs) -> None:
-    job = jobs.body("    return {}")
-    job.directory.mkdir()
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
-            "print(flush=True); sys.stdin.read(); open(sys.argv[2], 'w').write('stale')",
-            str(job.directory / "worker-0.lock"),
-            str(job.directory / "result.json"),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    seen: list[dict[str, Any]] = []
-
-    def let_it_save(event: dict[str, Any]) -> None:
-        seen.append(event)
-        assert holder.stdin is not None
-        holder.stdin.close()
-
-    result = jobs.run(job, on_event=let_it_save)
-
-    assert holder.wait() == 0
-    holder.stdout.close()
-    assert result.status == "finished"
-    assert seen == [{"kind": "message", "text": "waiting for an earlier attempt to save"}]
-
-
 def test_kill_9_of_the_launcher_leaves_no_worker(jobs: ToyJobs) -> None:
     job = jobs.body(SLEEP)
     launcher = jobs.launch(job)
