@@ -191,11 +191,6 @@ def run_stage(
                 except OutOfMemory as error:
                     if coordinator is not None:  # several nodes start again together, as a retry
                         raise
-                    size = job.resources.device_batch_size
-                    # The next execution writes another log.
-                    (job.directory / "worker.log").replace(
-                        job.directory / f"out-of-memory-{size}.log"
-                    )
                     job = fitting(job)
                     size = job.resources.device_batch_size
                     # The rows of a step are the same; only the order differs in which they are

@@ -59,7 +59,6 @@ class RetryBudget:
     def __init__(self, retries: int) -> None:
         self._retries = retries
         self._losses = 0  # in a row, without a new step
-        self._counted = 0  # the last attempt that was lost
         self._step = self._best = 0
 
     @property
@@ -72,12 +71,10 @@ class RetryBudget:
         if event["kind"] in ("start", "step"):
             self._step = max(self._step, event["step"])
 
-    def lose(self, attempt: int) -> bool:
-        """Count attempt number `attempt` (from 1) as lost; return whether to retry."""
-        if attempt != self._counted:  # called twice for one attempt, it counts once
-            self._counted = attempt
-            self._losses = 1 if self._step > self._best else self._losses + 1
-            self._best = self._step
+    def lose(self) -> bool:
+        """Count an attempt as lost; return whether to retry."""
+        self._losses = 1 if self._step > self._best else self._losses + 1
+        self._best = self._step
         return self._losses <= self._retries
 
 

@@ -111,7 +111,7 @@ def submit(
 
     def worth_another(task: Any, task_run: Any, state: State[Any]) -> bool:
         is_worth_it = not context.stop.is_set() and is_retryable(state.data)
-        return is_worth_it and attempts.lose(task_run.run_count)
+        return is_worth_it and attempts.lose()
 
     # No tags: for each one Prefect requests a concurrency slot from the server, and may wait two
     # seconds for the response that it has no limit. MAX_RETRIES leaves the limit to worth_another.

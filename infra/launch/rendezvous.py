@@ -79,8 +79,6 @@ class Rendezvous:
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.id}",
             f"--rdzv-conf=timeout={SECONDS_TO_JOIN}",
-            # After a loss all nodes restart together, from a checkpoint and with a new id.
-            "--max-restarts=0",
         ]
 
     def rank_environment(self) -> dict[str, str]:

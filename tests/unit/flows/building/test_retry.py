@@ -63,8 +63,8 @@ def test_what_a_person_must_mend_is_not(error):
 def test_pauses_grow_and_end():
     attempts = RetryBudget(RETRIES)
     pauses = [attempts.pause]
-    for number in range(1, RETRIES + 1):
-        attempts.lose(number)
+    for _ in range(RETRIES):
+        attempts.lose()
         pauses.append(attempts.pause)
     assert pauses[0] == 0
     assert pauses == sorted(pauses)
@@ -72,24 +72,23 @@ def test_pauses_grow_and_end():
     assert 120 < sum(pauses) < 300  # a store may be away for some minutes
 
 
-def lose(attempts: RetryBudget, number: int, *, at: int) -> bool:
+def lose(attempts: RetryBudget, *, at: int) -> bool:
     attempts.note({"kind": "start", "step": 0})
     attempts.note({"kind": "step", "step": at})
-    return attempts.lose(number)
+    return attempts.lose()
 
 
 def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever():
     attempts = RetryBudget(2)
-    assert all(lose(attempts, number, at=10 * number) for number in range(1, 100))
+    assert all(lose(attempts, at=10 * number) for number in range(1, 100))
     assert attempts.pause == FIRST_PAUSE  # each was like the first
 
 
 def test_a_stage_that_is_lost_at_the_same_step_is_not():
     attempts = RetryBudget(2)
-    assert [lose(attempts, number, at=7) for number in (1, 2, 3)] == [True, True, False]
-    assert not attempts.lose(3)  # asked again about the same attempt
-    assert not lose(attempts, 4, at=6)
+    assert [lose(attempts, at=7) for _ in range(3)] == [True, True, False]
+    assert not lose(attempts, at=6)
 
 
 def test_without_retries_the_first_loss_is_the_last():
-    assert not lose(RetryBudget(0), 1, at=5)
+    assert not lose(RetryBudget(0), at=5)
