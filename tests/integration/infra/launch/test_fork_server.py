@@ -27,7 +27,6 @@ numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 print(json.dumps({
     "code": sorted(name for name in sys.modules if name.partition(".")[0] in ours),
     "pid": os.getpid(), "parent": os.getppid(), "own session": os.getsid(0) == os.getpid(),
-    "own group": os.getpgid(0) == os.getpid(),
     "words": [sys.argv, sys.orig_argv, open("/proc/self/cmdline").read().rstrip(chr(0))],
     "python": [sys.path, str(sys.flags), sys.dont_write_bytecode, hash("a")],
     "main": [sorted(vars(sys.modules["__main__"])), __spec__.name, __file__],
@@ -84,16 +83,14 @@ def test_it_differs_from_a_started_process_in_its_numbers_alone(
         assert described.pop("pid") == process.pid
         return described.pop("seeds"), described, error
 
-    with (tmp_path / "open").open("w") as file:
-        elsewhere = {"cwd": tmp_path, "process_group": 0, "pass_fds": [file.fileno()]}
-        first, *forked = describe(**elsewhere)
-        # Where the server has imported torch.
-        second, here, _ = describe(entry="tasks.a_toy", start_new_session=True)
-        assert (here["own session"], here["directory"]) == (True, os.getcwd())
-        fresh()
-        third, started, error = describe(**elsewhere)
+    first, *forked = describe(cwd=tmp_path)
+    # Where the server has imported torch.
+    second, here, _ = describe(entry="tasks.a_toy", start_new_session=True)
+    assert (here["own session"], here["directory"]) == (True, os.getcwd())
+    fresh()
+    third, started, error = describe(cwd=tmp_path)
     assert forked == [started, error]
-    assert (started["own session"], started["own group"]) == (False, True)
+    assert not started["own session"]
     assert here["loaded"] == started["loaded"]
     assert len({*first, *second, *third}) == 6
 

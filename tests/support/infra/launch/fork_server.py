@@ -3,9 +3,8 @@
 While `installed()` is open, subprocess.Popen starts the workers and agents of a launcher, or with
 `every` all Python programs, by a request to a fork server: a fresh interpreter with the environment
 of the first such process, which has imported PACKAGES and none of our code. The new process is a
-child of the process that asked, as after fork and exec, with the streams, other open files,
-environment, directory, session, process group and command line that were asked for; it sees a
-package as loaded once it has imported it.
+child of the process that asked, as after fork and exec, with the streams, environment, directory,
+session and command line that were asked for; it sees a package as loaded once it has imported it.
 
 A request that this cannot serve exactly starts a process as usual: an environment that the
 interpreter or a library has already read, any rarer Popen option.
@@ -14,7 +13,6 @@ interpreter or a library has already read, any rarer Popen option.
 import atexit
 import contextlib
 import ctypes
-import fcntl
 import gc
 import importlib
 import json
@@ -57,7 +55,6 @@ MAX_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not us
 _TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
 _STANDARD = sys.stdlib_module_names
 _PR_SET_CHILD_SUBREAPER = 36
-_MAX_FILES = 16  # of a request
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
@@ -121,8 +118,8 @@ class _Launcher:
         def execute_child(process: Any, args: Any, *rest: Any) -> None:
             (executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *pipes) = rest
             *pipes, _, gid, gids, uid, umask, session, group = pipes
-            rare = (executable, preexec_fn, shell or None, gid, gids, uid)
-            plain = not any(rare) and umask == -1
+            rare = (executable, preexec_fn, pass_fds, shell or None, gid, gids, uid)
+            plain = not any(rare) and (umask, group) == (-1, -1)
             environment = os.environ if env is None else env
             server = launcher.server_for(args, environment) if plain else None
             if server is None:
@@ -134,14 +131,11 @@ class _Launcher:
                 "environment": dict(environment),
                 "directory": os.fspath(cwd or os.getcwd()),
                 "session": bool(session),
-                "group": group,
-                "files": [0, 1, 2, *pass_fds],
                 "torch": launcher._every or _imports_torch(args),
                 "every": launcher._every,
             }
             standard = [pipes[0], pipes[3], pipes[5]]  # our end of each is between
             streams = [number if fd == -1 else fd for number, fd in enumerate(standard)]
-            streams += pass_fds
             with launcher._lock:
                 process.pid = server.fork(request, streams)
             process._child_created = True
@@ -264,7 +258,7 @@ class _Packages(MetaPathFinder, Loader):
 def _serve(connection: socket.socket, packages: _Packages) -> NoReturn:
     """Fork a process a request; in it, run the program that was asked for."""
     while True:
-        message, streams, *_ = socket.recv_fds(connection, 1 << 20, _MAX_FILES)
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
         if not message:
             os._exit(0)
         request, launcher = json.loads(message), os.getppid()
@@ -293,12 +287,12 @@ def _run(
     """Make this process what exec would have made of it, then run the program."""
     if request["session"]:
         os.setsid()
-    if request["group"] >= 0:
-        os.setpgid(0, request["group"])
     if os.getppid() == launcher:
         connection.send(str(os.getpid()).encode())
     connection.detach()
-    _open_files(dict(zip(request["files"], streams, strict=True)))
+    for number, stream in enumerate(streams):  # none has a number below 3: the server's are open
+        os.dup2(stream, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -334,20 +328,6 @@ def _run(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code & 0xFF)  # taking torch's modules apart would cost half as much as importing them
-
-
-def _open_files(files: dict[int, int]) -> None:
-    """Give each file its number, the key; close all others."""
-    # First out of the way of each other's numbers.
-    free = max(*files, *files.values()) + 1
-    files = {number: fcntl.fcntl(file, fcntl.F_DUPFD, free) for number, file in files.items()}
-    first = 0
-    for number, file in sorted(files.items()):
-        if first < number:  # closerange(0, 0) would close all
-            os.closerange(first, number)
-        os.dup2(file, number)
-        first = number + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _open_own_server(packages: _Packages, *, every: bool) -> None:
