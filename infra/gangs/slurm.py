@@ -86,13 +86,15 @@ class Slurm:
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         """Return the new whole lines of the job's log; `after` is the byte where they begin."""
+        start = int(after or 0)
         try:
             with (self._logs / f"{gang}.log").open("rb") as log:
-                log.seek(int(after or 0))
-                *lines, partial = log.read().split(b"\n")
-                end = log.tell() - len(partial)
+                log.seek(start)
+                data = log.read()
         except OSError:  # not started, or not yet seen through the shared file system
             return [], after
+        *lines, partial = data.split(b"\n")
+        end = start + len(data) - len(partial)
         return [line.decode(errors="replace") for line in lines], str(end)
 
 
