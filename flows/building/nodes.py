@@ -250,15 +250,13 @@ class _Attempt:
         retry cannot fix it; returns after a retryable one, for the next attempt. False: node 0 did
         not answer, so that another connection may be tried.
         """
-        with (
-            run_in_background(self._hear, self._watch),
-            contextlib.closing(self.link),
-        ):
+        stopped = f"{self.identity.stage} was stopped"
+        with run_in_background(self._hear, self._watch), contextlib.closing(self.link):
             try:
                 self._take_part(prepare)
             except StageInterrupted:
                 if self.context.stop.is_set():
-                    self._say("ended", text=f"{self.identity.stage} was stopped")
+                    self._say("ended", text=stopped)
                     raise
                 self._say("ended")  # node 0 ended the attempt
             except NanochatError as error:
@@ -269,6 +267,9 @@ class _Attempt:
                 self.context.log(self.identity.stage)(f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
                 self._say("ended", text=f"{type(error).__name__}: {error}", failure="mistake")
+                raise
+            except BaseException:  # Ctrl-C, a cancelled flow run
+                self._say("ended", text=stopped)
                 raise
             else:
                 self._say("ended")
