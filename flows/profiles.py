@@ -16,7 +16,6 @@ from infra.placement import (
     Placement,
     count_gpus,
     count_threads,
-    default_home,
     default_sinks,
     default_store,
     device_for,
@@ -322,7 +321,7 @@ def open_profile(
 def make_placement(
     pace: Pace,
     *,
-    home: Path | None = None,
+    home: Path,
     store: str | None = None,
     gpus: int | None = None,
     settings: Sequence[str] = (),
@@ -332,7 +331,6 @@ def make_placement(
     `settings` are applied last, each a `name=value`. Raises ConfigError on a wrong one. On a CPU
     nothing is compiled, whatever they say.
     """
-    home = home or default_home()
     # A profile's batch may be too small for all GPUs of a machine; an explicit number is obeyed.
     gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
     threads = max(1, count_threads() // max(1, gpus))  # of each of a machine's processes

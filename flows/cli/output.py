@@ -169,8 +169,7 @@ def _write(stream: TextIO, line: str) -> None:
 def print_unread(unread: Sequence[str]) -> None:
     """Warn of skipped records. Each text has the record's key and what is wrong with it."""
     if unread := list(dict.fromkeys(unread)):
-        records = "1 record" if len(unread) == 1 else f"{len(unread)} records"
-        print_warning(f"{records} cannot be read: {'; '.join(unread)}")
+        print_warning(f"{count_of(len(unread), 'record')} cannot be read: {'; '.join(unread)}")
 
 
 # Progress of long transfers: a bar on a terminal, a line every 5 s elsewhere.
