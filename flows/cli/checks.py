@@ -28,7 +28,6 @@ from nanochat_core.engine.runners import measured
 from nanochat_core.errors import NanochatError, reason_of
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
-from tasks.sandbox.backends import Backend
 from tasks.sandbox.run import protections
 
 GIB = 1 << 30
@@ -91,7 +90,7 @@ def examine(home: Path, store: str) -> Iterator[Finding]:
     yield check_kernels(unable_here())
     yield from list_speeds(measured.recorded())
     yield check_trackers(default_sinks())
-    yield check_sandbox(ask_sandbox())
+    yield check_sandbox()
 
 
 def check_packages(
@@ -229,23 +228,17 @@ def check_trackers(names: Sequence[str]) -> Finding:
     return _ok("trackers", ", ".join(names) or "none; NANOCHAT_SINKS names them")
 
 
-def ask_sandbox() -> Backend | str:
-    """Return the sandbox for programs that a model wrote, or as text why none can run."""
-    try:
-        return protections()
-    except TaskError as error:
-        return str(error)
-
-
-def check_sandbox(found: Backend | str) -> Finding:
+def check_sandbox() -> Finding:
     """Check that programs written by a model (the task humaneval) can run in bubblewrap."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
-    if not isinstance(found, str):
-        if found.kind == "bubblewrap":
-            return _ok("sandbox", found.kind)
-        # The other kinds protect less; `why` says what prevents bubblewrap.
-        found = f"{found.kind} ({'; '.join(found.why)})"
-    return _warn("sandbox", found, remedy)
+    try:
+        found = protections()
+    except TaskError as error:
+        return _warn("sandbox", str(error), remedy)
+    if found.kind == "bubblewrap":
+        return _ok("sandbox", found.kind)
+    # The other kinds protect less; `why` says what prevents bubblewrap.
+    return _warn("sandbox", f"{found.kind} ({'; '.join(found.why)})", remedy)
 
 
 def check_server(home: Path, *, shared: str | None) -> Finding:

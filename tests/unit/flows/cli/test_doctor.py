@@ -18,6 +18,7 @@ from infra.prefect.access import AUTH
 from infra.prefect.server import Server, write_record
 from infra.prefect.supervisor.supervisor import supervising
 from nanochat_core.runtime.process_start import this_process
+from tasks.base import TaskError
 from tasks.sandbox.backends import Backend
 
 TORCH = {"version": "2.13.0", "cuda": None, "bf16_speedup": 3.9, "gpus": [], "gpu_bf16": False}
@@ -92,10 +93,15 @@ def test_room_on_the_disk_and_in_memory(tmp_path, finds):
     assert checks.check_memory(checks.memory_left()).found != "0.0 GiB available"
 
 
-def test_what_confines_programs_of_a_model(finds):
+def test_what_confines_programs_of_a_model(finds, monkeypatch):
+    def refuse():
+        raise TaskError("no way")
+
     bubblewrap = Backend(kind="bubblewrap", command=())
     landlock = Backend(kind="landlock", command=(), why=("bwrap not installed",))
-    finds("sandbox", *map(checks.check_sandbox, (bubblewrap, landlock, "no way")))
+    for protections in (lambda: bubblewrap, lambda: landlock, refuse):
+        monkeypatch.setattr(checks, "protections", protections)
+        finds("sandbox", checks.check_sandbox())
 
 
 def test_all_that_a_store_must_do_is_tried_and_no_object_is_left(tmp_path, finds):
