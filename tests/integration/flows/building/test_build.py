@@ -234,13 +234,6 @@ def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys):
     assert (made.identity.redo, len(made.provenance.segments)) == (0, 3)
 
 
-def test_force_asks_for_nothing_where_nothing_was_begun(toys):
-    context = toys.context("run-1")
-    made = build(toys.stage("first"), context, {}, force=True).manifest
-    assert made.identity.redo == 0
-    assert build(toys.stage("first"), context, {}, force=True).cached
-
-
 def test_a_revocation_that_came_without_its_artifact_counts(toys):
     first, context = toys.stage("first"), toys.context()
     recipe = look_up(first, context, {}, force=False).identity

@@ -178,8 +178,21 @@ def test_stale_bytecode_does_not_run(toys, stage):
     assert text_of(context, build(stage, context, {}, force=False).manifest) == "1 one"
 
 
-def test_what_other_code_saved_is_not_used(toys, stage):
-    """An attempt ran other code and was killed, with its launcher, before anything was checked."""
+@pytest.mark.parametrize(
+    ("earlier", "now", "attempts"),
+    [
+        (["NUMBER = 2\n"], "NUMBER = 1\n", 1),
+        (
+            ["NUMBER = 1\n", "# One.\nNUMBER = 1\n", "# Another.\nNUMBER = 1\n"],
+            "NUMBER = 1  # a third\n",
+            4,
+        ),
+    ],
+)
+def test_what_earlier_attempts_saved_is_used_if_their_code_was_the_same(
+    toys, stage, earlier, now, attempts
+):
+    """Each was killed, with its launcher, before anything was checked."""
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
     source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
@@ -187,33 +200,17 @@ def test_what_other_code_saved_is_not_used(toys, stage):
     identity = look_up(stage, context, {}, force=False).identity
     job = make_job(stage, context, identity, {})
     path = toys.root / "tasks" / "toy_part.py"
-    path.write_text("NUMBER = 2\n")
-    run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
-    (job.directory / "result.json").unlink()
-    path.write_text("NUMBER = 1\n")
+    for text in earlier:
+        path.write_text(text)
+        run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
+        (job.directory / "result.json").unlink()
+    path.write_text(now)
 
     built = build(stage, context, {}, force=False)
 
     assert text_of(context, built.manifest) == "1 one"
-    assert built.manifest.provenance.metrics == {"attempts": 1}
-    assert "warning" in toys.kinds("toy")
-
-
-def test_what_the_same_code_saved_is_used_though_a_comment_changed(toys, stage):
-    source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
-    source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
-    stage = toys.stage("toy", source=source)
-    context = toys.context()
-    identity = look_up(stage, context, {}, force=False).identity
-    job = make_job(stage, context, identity, {})
-    path = toys.root / "tasks" / "toy_part.py"
-    for words in ("", "# One.\n", "# Another.\n"):
-        path.write_text(f"{words}NUMBER = 1\n")
-        run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
-        (job.directory / "result.json").unlink()
-    path.write_text("NUMBER = 1  # a third\n")
-
-    assert build(stage, context, {}, force=False).manifest.provenance.metrics == {"attempts": 4}
+    assert built.manifest.provenance.metrics == {"attempts": attempts}
+    assert ("warning" in toys.kinds("toy")) == (attempts == 1)
 
 
 def test_a_process_that_the_stage_starts_records_what_it_loads(toys):
