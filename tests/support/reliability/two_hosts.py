@@ -26,7 +26,7 @@ from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
-from infra.storage.base import Store
+from infra.storage.base import ObjectNotFound, Store
 from infra.storage.open import open_store
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import read_events
@@ -123,7 +123,9 @@ def look(store: Store) -> dict[str, Any]:
     (fingerprint,) = fingerprints
     manifest = find_manifest(store, ArtifactRef("pretrain", fingerprint))
     commits = [key for key in entries if "/step-" in key and key.endswith("/COMMIT.json")]
-    newest = json.loads(store.get(max(commits))) if commits else None
+    newest = None
+    with contextlib.suppress(ObjectNotFound):  # removed meanwhile: the artifact is published
+        newest = json.loads(store.get(max(commits))) if commits else None
     return {
         "files": {f.path: f.sha256 for f in manifest.files} if manifest else None,
         "segments": list(manifest.provenance.segments) if manifest else None,
