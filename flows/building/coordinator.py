@@ -64,6 +64,7 @@ class Coordinator:
     job: Job
     start: Start
     lease: HeldLease
+    stop: threading.Event  # of the run
     terms: LeaseTimings
     log: Callable[[str], None]
     # Set when the lease is lost, the run is stopped, or a node is lost or has failed.
@@ -98,9 +99,9 @@ class Coordinator:
             missing = [n for n in range(1, self.start.nodes) if here.get(n) != "ready"]
             if not missing:
                 break
-            if self.lease.ending.wait(min(self.terms.poll, POLL_SECONDS)):
-                self.lease.raise_if_lost()
+            if self.stop.wait(min(self.terms.poll, POLL_SECONDS)):
                 raise StageInterrupted(f"{self.job.stage} was not started: it is being stopped")
+            self.lease.raise_if_lost()
             absent = [node for node in missing if node not in here]
             if absent and time.monotonic() > deadline:
                 raise NodeLost(
@@ -130,7 +131,9 @@ class Coordinator:
         while is_retryable(reason := min([*self._errors(), error], key=is_retryable)):
             peers = self._peers.values()
             have_ended = all(peer.lost or peer.status.state == "ended" for peer in peers)
-            if have_ended or time.monotonic() > deadline or self.lease.ending.wait(POLL_SECONDS):
+            if have_ended or self.lease.lost or time.monotonic() > deadline:
+                break
+            if self.stop.wait(POLL_SECONDS):
                 break
         if any(isinstance(report, OutOfMemory) for report in self._errors()):
             note_too_large(self.job)  # the next attempt has a size that fits all nodes
@@ -154,7 +157,7 @@ class Coordinator:
             # Our own ranks may notice much later that others are gone: gloo and NCCL block. Before
             # the ranks start, `assemble` raises the error.
             has_failed = self.start.endpoint is not None and self._errors()
-            if self.lease.ending.is_set() or has_failed:
+            if self.stop.is_set() or self.lease.lost or has_failed:
                 self.ending.set()
         for peer in list(self._peers.values()):
             peer.link.close()
@@ -273,7 +276,7 @@ def lead(
     )
     address = own_address()
     log = context.log(job.stage, "waiting")
-    coordinator = Coordinator(job, start, lease, context.terms, log)
+    coordinator = Coordinator(job, start, lease, context.stop, context.terms, log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
     with socket.create_server((address if find_interface(address) else "", 0)) as listener:
         lease.note(endpoint=f"{address}:{listener.getsockname()[1]}")

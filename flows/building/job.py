@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from flows.identity.fingerprint import Code, Identity, plugins_of
 from flows.identity.manifest import Manifest
 from flows.identity.work import measure_work
 from flows.leases import file_lock
-from flows.leases.held_lease import HeldLease
+from flows.leases.held_lease import HeldLease, LeaseLost
 from flows.leases.outage import WaitLog
 from flows.stages import PRETRAIN, Stage
 from infra.launch.fitting import fitting
@@ -183,8 +184,8 @@ def run_stage(
                         job,
                         processes=processes,
                         on_event=_follow(context, stage, lease, stopping),
-                        stop=coordinator.ending if coordinator else lease.ending,
-                        check=check,
+                        stop=coordinator.ending if coordinator else context.stop,
+                        check=partial(_check, context, lease, check),
                         root=context.root,
                         rendezvous=coordinator.rendezvous if coordinator else None,
                     )
@@ -200,6 +201,13 @@ def run_stage(
             if (cause := _cause(error, context, lease, coordinator)) is error:
                 raise
             raise cause from error
+
+
+def _check(context: BuildContext, lease: HeldLease, check: CodeCheck) -> None:
+    """Raise CodeChanged or LeaseLost if the job must not continue."""
+    check()
+    if not context.stop.is_set():  # else the stop is the cause to report
+        lease.raise_if_lost()
 
 
 def _follow(
@@ -241,7 +249,7 @@ def _cause(
     # The lease may be lost while the run is being stopped: the stop is the cause to report.
     if context.stop.is_set():
         return error
-    if isinstance(error, StageInterrupted):
+    if isinstance(error, StageInterrupted | LeaseLost):
         lease.raise_if_lost()
     return error if coordinator is None else coordinator.explain(error)
 
@@ -292,7 +300,7 @@ def _mirror(
         send,
         on_error=lambda error: warnings.report(str(error), f"checkpoint not stored: {error}"),
         skip=skip,
-        is_stopping=lambda: stopping.is_set() or lease.ending.is_set(),
+        is_stopping=lambda: stopping.is_set() or context.stop.is_set() or bool(lease.lost),
     ):
         try:
             yield

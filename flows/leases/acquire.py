@@ -71,7 +71,7 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
                 _report(found, wait)
             elif found is not None:  # else this waits for the device alone
                 if isinstance(found, HeldLease):
-                    held.enter_context(found.keep(wait.stop, beat=wait.terms.beat))
+                    held.enter_context(found.keep(beat=wait.terms.beat))
                 else:
                     held.close()
                 yield found

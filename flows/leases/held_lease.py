@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer, observe
-from infra.polling import MARGIN_SECONDS, POLL_SECONDS
+from infra.polling import MARGIN_SECONDS
 from infra.storage.base import Store, swap_until_won
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 
@@ -44,11 +44,10 @@ class HeldLease:
 
     def __init__(self, store: Store, ref: ArtifactRef, record: Lease) -> None:
         self.record = record  # as of the last write
-        self.ending = threading.Event()  # the lease is lost, or the run is stopped: ends the job
+        self.lost: LeaseLost | None = None  # the reason, once a heartbeat has found it lost
         self._store = store
         self._ref = ref
         self._noted: dict[str, Any] = {"step": record.step, "total": record.total}
-        self._error: LeaseLost | None = None
 
     def note(self, **facts: int | str) -> None:
         """Note the job's `step` and `total`, or its `endpoint`: each later renewal records them."""
@@ -73,26 +72,20 @@ class HeldLease:
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost, with the reason, if a heartbeat found the lease lost."""
-        if self._error is not None:
-            raise self._error
+        if self.lost is not None:
+            raise self.lost
 
     @contextlib.contextmanager
-    def keep(self, stop: threading.Event, *, beat: float) -> Generator[None]:
-        """Renew the lease every `beat` seconds while the block runs, and release it at its end.
-
-        Sets `ending` when the lease is lost, or `stop` is set.
-        """
+    def keep(self, *, beat: float) -> Generator[None]:
+        """Renew the lease every `beat` seconds while the block runs, and release it at its end."""
         finished = threading.Event()
-        heartbeat, watch = partial(self._beat, finished, beat), partial(self._watch, finished, stop)
+        heartbeat = partial(self._beat, finished, beat)
         beating = threading.Thread(target=heartbeat, name="heartbeat", daemon=True)
-        watching = threading.Thread(target=watch, name="lease", daemon=True)
         beating.start()
-        watching.start()
         try:
             yield
         finally:
             finished.set()
-            watching.join()
             beating.join(MARGIN_SECONDS)  # its request may be under way
             # A heartbeat that still hangs in the store could interfere with the release; then the
             # lease is left to expire.
@@ -105,18 +98,10 @@ class HeldLease:
             try:
                 self.renew()
             except LeaseLost as error:
-                self._error = error  # before the event: a thread that sees it finds the reason
-                self.ending.set()
+                self.lost = error
                 return
             except _UNREACHABLE:
                 continue  # the record decides when it can be read again
-
-    def _watch(self, finished: threading.Event, stop: threading.Event) -> None:
-        # In a thread of its own, because a heartbeat may hang in the store for minutes.
-        while not finished.wait(POLL_SECONDS):
-            if stop.is_set():
-                self.ending.set()
-                return
 
     def _write(self, **changes: Any) -> None:
         def swap() -> Lease | None:
@@ -134,18 +119,18 @@ class HeldLease:
         """Return the stored record if it still names this owner and epoch. Raises LeaseLost."""
         found = observe(self._store, self._ref, None)
         if found is None:
-            raise self._lost(": its record was removed")
+            raise self._error(": its record was removed")
         if not self._is_of(found.record):
-            raise self._lost(f" to {found}")
+            raise self._error(f" to {found}")
         if found.record.released:
-            raise self._lost(": it was released")
+            raise self._error(": it was released")
         return found
 
     def _is_of(self, record: Lease) -> bool:
         # The epoch too: the same claim may acquire the lease again after it was released.
         return (record.owner, record.epoch) == (self.record.owner, self.record.epoch)
 
-    def _lost(self, how: str) -> LeaseLost:
+    def _error(self, how: str) -> LeaseLost:
         return LeaseLost(
             f"{self._ref.name} lost its lease{how}",
             hint="if the run does not retry by itself, run the same command again: it waits for "

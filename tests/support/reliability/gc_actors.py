@@ -155,8 +155,8 @@ class Runner(Actor):
         if rng.random() < 0.3:
             self.store.put(f"{root}/{lease.record.owner}-{lease.record.epoch}/model", b"x")
             self.store.put(f"{root}/COMMIT.json", b"x")
-        if lease.ending.wait(rng.choice((5.0, 30.0, 200.0)) * rng.random()):
-            lease.raise_if_lost()
+        self.pause(rng.choice((5.0, 30.0, 200.0)) * rng.random())
+        lease.raise_if_lost()
         content = str(int(identity.fingerprint[:4], 16) % _CONTENTS).encode()
         published = publish(
             self.store,

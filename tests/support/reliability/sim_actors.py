@@ -164,8 +164,8 @@ class Builder(Actor):
 
     def build_under(self, context: BuildContext, identity: Identity, lease: HeldLease) -> Built:
         """Run a job and publish, as flows.building.build does under its lease."""
-        if lease.ending.wait(self.seconds_of_job()):
-            lease.raise_if_lost()
+        self.world.sleep(self.process, self.seconds_of_job())
+        lease.raise_if_lost()
         self.referee.owners[self.process] = lease.record.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
@@ -303,7 +303,6 @@ def simulated(
     system = SimSystem(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
         (flows.leases.held_lease, "threading", system),
-        (flows.leases.held_lease, "POLL_SECONDS", 10.0),
         (infra.polling, "time", system),
         (infra.retry, "time", system),
         (flows.leases.acquire, "time", system),

@@ -27,7 +27,7 @@ SECONDS = 100  # more than a busy machine needs
 def held_by_us(store: LocalStore) -> Generator[HeldLease]:
     lease = try_acquire(store, REF, claim("a"))
     assert isinstance(lease, HeldLease)
-    with lease.keep(threading.Event(), beat=QUICK.beat):
+    with lease.keep(beat=QUICK.beat):
         yield lease
 
 
@@ -42,9 +42,9 @@ with held_by_us(LocalStore(Path(sys.argv[1]))) as lease:
     print("held", flush=True)
     sys.stdin.readline()
     before = lease.record.beat
-    while lease.record.beat == before and not lease.ending.is_set():
+    while lease.record.beat == before and not lease.lost:
         time.sleep(0.01)
-    print("lost" if lease.ending.is_set() else "kept", flush=True)
+    print("lost" if lease.lost else "kept", flush=True)
 """
 
 

@@ -164,8 +164,8 @@ def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(tmp_path, jobs):
 
 def make_coordinator(job: Job) -> Coordinator:
     start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
-    lease: Any = None  # which shards do not need
-    return Coordinator(job, start, lease, LeaseTimings(), lambda text: None)
+    unused: Any = None  # shards need no lease and no stop
+    return Coordinator(job, start, unused, unused, LeaseTimings(), lambda text: None)
 
 
 def test_a_checkpoint_is_sent_after_a_part_of_a_later_one_came(store, jobs):

@@ -103,7 +103,7 @@ def built_elsewhere(directory: Path, *, beat: float = TERMS.beat) -> Generator[H
     store = LocalStore(directory / "disk" / "store")
     lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("other"))
     assert isinstance(lease, HeldLease)
-    with lease.keep(threading.Event(), beat=beat):
+    with lease.keep(beat=beat):
         yield lease
 
 
