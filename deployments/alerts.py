@@ -1,5 +1,8 @@
 """Alerts to a webhook: failed runs, work pools without a worker, models that got worse.
 
+They are Prefect automations, and our only ones: what resumes crashed runs is
+`infra.prefect.supervisor.runs`.
+
 The webhook's URL is stored in a block, which Prefect encrypts: any client that has it may post.
 """
 
@@ -8,17 +11,18 @@ from typing import Any
 from uuid import UUID
 
 from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
-from deployments.automations import TAG
 from flows.evals.flow import REGRESSED
 from infra.prefect.supervisor.runs import FLOWS
 from nanochat_core.errors import ConfigError
 
+TAG = "nanochat-flows"  # of every automation of ours
 BLOCK = "nanochat-webhook"  # stores the URL
 RUN_FAILED = "nanochat-run-failed"
 POOL_NOT_READY = "nanochat-pool-not-ready"
@@ -112,3 +116,41 @@ def _save_address(url: str) -> UUID:
     except ValueError:  # Prefect's error for a block that does not exist
         block = Webhook(**given)
     return block.save(BLOCK, overwrite=True)
+
+
+def ensure_automation(client: SyncPrefectClient, wanted: AutomationCore) -> bool:
+    """Create or update the automation of this name; return whether anything changed.
+
+    Idempotent. Duplicates are deleted. An automation that a person switched off stays off.
+    """
+    found = client.read_automations_by_name(wanted.name)
+    if not found:
+        client.create_automation(wanted)
+        return True
+    # Prefect's names are not unique: two processes that create one at once make two.
+    first, *doubles = found
+    for double in doubles:
+        client.delete_automation(double.id)
+    wanted = wanted.model_copy(update={"enabled": first.enabled})
+    if _facts(first) == _facts(wanted):
+        return bool(doubles)
+    client.update_automation(first.id, wanted)
+    return True
+
+
+def remove_other_automations(client: SyncPrefectClient) -> list[str]:
+    """Delete our automations except the alerts; return the names of the deleted ones."""
+    found = [a for a in client.read_automations() if TAG in a.tags and a.name not in ALERTS]
+    for automation in found:
+        client.delete_automation(automation.id)
+    return [automation.name for automation in found]
+
+
+def _facts(automation: AutomationCore) -> dict[str, Any]:
+    """Return an automation's content for comparison, without ids that the server assigns."""
+    facts = AutomationCore.model_dump(automation, mode="json", exclude={"id", "owner_resource"})
+    facts["trigger"].pop("id", None)
+    # Sets, which are dumped in any order.
+    for name in ("after", "expect", "for_each"):
+        facts["trigger"][name] = sorted(facts["trigger"][name])
+    return facts

@@ -7,13 +7,12 @@ person set in Prefect's pages. What only an older version of ours registered is 
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from deployments.alerts import ALERTS, alerts
-from deployments.automations import ensure_automation, remove_automations
+from deployments.alerts import alerts, ensure_automation, remove_other_automations
 from deployments.evals import evaluation, read_evaluations, schedule_of
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
@@ -54,10 +53,8 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
         # Pools named in earlier calls are known by their deployments of the flow one-stage.
         names_of = (name.partition("/") for name in registered)
         earlier = [name for flow, _, name in names_of if flow == one_stage.name]
-        known = {item.name for item in POOLS} | {*pools, *earlier}
-        gpu = next(pool for pool in POOLS if pool.name == GPU)
-        more = sorted(known - {pool.name for pool in POOLS})
-        all_pools = [*POOLS, *(replace(gpu, name=name) for name in more)]
+        more = sorted({*pools, *earlier} - POOLS.keys())
+        all_pools = [*POOLS.values(), *(replace(POOLS[GPU], name=name) for name in more)]
         wanted = _wanted(all_pools)
         # Made by `nanochat evals --schedule`; entrypoint and form follow the code all the same.
         names = {item.full_name for item in wanted}
@@ -70,12 +67,11 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
             *(item.full_name for item in (*wanted, *scheduled) if register(client, item)),
             *(item.name for item in automations if ensure_automation(client, item)),
         ]
-        removed = [name for name in registered if name not in {w.full_name for w in wanted}]
+        removed = [name for name in registered if name not in names]
         for name in removed:
             client.delete_deployment(registered[name])
         # Alerts stay even when this call has no webhook: an earlier one may have set it.
-        current = {item.name for item in automations}.union(ALERTS)
-        removed += remove_automations(client, but=current)
+        removed += remove_other_automations(client)
     return Deployed(
         pools=names_of_pools,
         deployments=tuple(item.full_name for item in wanted),
@@ -144,13 +140,9 @@ def main(pools: Sequence[str]) -> int:
 
 def summary(deployed: Deployed) -> Iterator[str]:
     """Yield lines about the registration for a terminal."""
-    yield f"work pools   {', '.join(deployed.pools)}"
-    yield f"deployments  {', '.join(deployed.deployments)}"
-    if deployed.automations:
-        yield f"automations  {', '.join(deployed.automations)}"
-    yield f"changed      {', '.join(deployed.changed) or 'nothing'}"
-    if deployed.removed:
-        yield f"removed      {', '.join(deployed.removed)}"
+    for name, items in asdict(deployed).items():
+        if items or name == "changed":
+            yield f"{'work pools' if name == 'pools' else name:<13}{', '.join(items) or 'nothing'}"
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def apply(wanted: Wanted) -> None:
     with get_client(sync_client=True) as client:
         _find(client, wanted.parameters["model"])  # raises for another model's
         # The pool is missing where `nanochat up --register` has never run.
-        ensure_pool(client, next(pool for pool in POOLS if pool.name == CPU))
+        ensure_pool(client, POOLS[CPU])
         register(client, wanted, by_person=True)
 
 

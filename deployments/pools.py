@@ -35,14 +35,14 @@ class Pool:
     queues: Mapping[str, int] = field(default_factory=dict[str, int])  # priorities; 1 goes first
 
 
-POOLS = (
-    Pool(name=CPU, description="Flow runs that plan and wait, and stages that need no GPU."),
-    Pool(
+POOLS = {
+    CPU: Pool(name=CPU, description="Flow runs that plan and wait, and stages that need no GPU."),
+    GPU: Pool(
         name=GPU,
         description="GPU stages; one worker with --limit 1 for each machine.",
         queues={TRAIN: 1, EVAL: 2},
     ),
-)
+}
 
 
 def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
@@ -59,7 +59,7 @@ def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
     )
     changed = _create(client.create_work_pool, made)
     found = client.read_work_pool(pool.name)
-    template = with_environment(found.base_job_template, ENVIRONMENT)
+    template = _with_environment(found.base_job_template)
     if template != found.base_job_template:
         client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=template))
         changed = True
@@ -71,13 +71,12 @@ def ensure_pool(client: SyncPrefectClient, pool: Pool) -> bool:
     return changed
 
 
-def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the template with these variables added to the environment of its runs."""
-    # A copy, since the caller compares it with the original.
-    changed: dict[str, Any] = deepcopy(dict(template))
+def _with_environment(template: dict[str, Any]) -> dict[str, Any]:
+    """Return the template with ENVIRONMENT added to the environment of its runs."""
+    changed = deepcopy(template)  # the caller compares it with the original
     env = changed.get("variables", {}).get("properties", {}).get("env")
     if env is not None:
-        env["default"] = {**(env.get("default") or {}), **environment}
+        env["default"] = {**(env.get("default") or {}), **ENVIRONMENT}
     return changed
 
 

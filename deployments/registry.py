@@ -8,7 +8,6 @@ registers the deployment.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
@@ -85,7 +84,7 @@ def find(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None
         return None
 
 
-def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
+def _create(client: SyncPrefectClient, wanted: Wanted) -> None:
     """Create the deployment, or set everything of one that exists."""
     schedules: list[DeploymentScheduleCreate] = []
     if wanted.schedule is not None:
@@ -93,7 +92,7 @@ def _create(client: SyncPrefectClient, wanted: Wanted) -> UUID:
     form = wanted.form
     # Without nulls, which the form does not accept.
     given = {name: value for name, value in wanted.parameters.items() if value is not None}
-    return client.create_deployment(
+    client.create_deployment(
         flow_id=client.create_flow_from_name(wanted.flow.name),
         name=wanted.name,
         version=wanted.version,

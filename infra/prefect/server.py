@@ -129,12 +129,15 @@ def start_server(home: Path, *, ports: Sequence[int] = PORTS, guarded: bool = Tr
                         hint="give the same command again in some seconds, or with the "
                         "PREFECT_API_URL of `up`",
                     )
-                if not guarded:
-                    password_path(home).unlink(missing_ok=True)
-                else:
+                password = password_path(home)
+                if guarded:
+                    # Private before it is written, also a copy that other users could read.
+                    password.touch(mode=0o600)
+                    password.chmod(0o600)
                     if find_password(home) is None:
-                        _make_password(home)
-                    password_path(home).chmod(0o600)  # also a copy that other users could read
+                        password.write_text(f"nanochat:{secrets.token_urlsafe(24)}\n")
+                else:
+                    password.unlink(missing_ok=True)
                 server = _spawn_server(home, ports)
     adopt_password(home)
     return server
@@ -145,13 +148,6 @@ def find_password(home: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         return password_path(home).read_text(encoding="ascii").strip() or None
     return None
-
-
-def _make_password(home: Path) -> None:
-    # Private from its creation: a chmod afterwards would leave a moment to read it.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(password_path(home), flags, 0o600), "w", encoding="ascii") as file:
-        file.write(f"nanochat:{secrets.token_urlsafe(24)}\n")
 
 
 def adopt_password(home: Path) -> None:

@@ -219,8 +219,4 @@ def supervising(home: Path) -> Generator[bool]:
     with file:
         if is_ours := try_flock(file):
             this_process().write(file)
-        try:
-            yield is_ours
-        finally:
-            if is_ours:
-                file.truncate(0)
+        yield is_ours

@@ -24,21 +24,16 @@ SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
 # Process id of the worker, for the runs that it starts.
 _WORKER_VARIABLE = "NANOCHAT_WORKER"
-_MODULE = "infra.prefect.supervisor.workers"
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
-
-
-def runs_at_once(pool: str) -> int:
-    """Return how many runs this machine takes from a pool at once: one of a GPU pool, all GPUs."""
-    return RUNS_OF_CPU if pool == "cpu" else 1
 
 
 def worker_command(pool: str) -> list[str]:
     """Return the command that starts the pool's worker."""
+    limit = RUNS_OF_CPU if pool == "cpu" else 1  # of a GPU pool one run, which has all GPUs
     return [
-        *(sys.executable, "-m", _MODULE, "worker", "start"),
+        *(sys.executable, "-m", __name__, "worker", "start"),
         *("--pool", pool, "--type", "process", "--name", f"{socket.gethostname()}-{pool}"),
-        *("--limit", str(runs_at_once(pool)), "--prefetch-seconds", str(QUERY_SECONDS)),
+        *("--limit", str(limit), "--prefetch-seconds", str(QUERY_SECONDS)),
     ]
 
 

@@ -1,6 +1,5 @@
 """The local Prefect server's record, port and answers; flows/cli/test_run.py starts a real one."""
 
-import json
 import os
 import re
 import socket
@@ -29,6 +28,7 @@ from infra.prefect.server import (
     start_server,
     stop_server,
     wait_for_server,
+    write_record,
 )
 from nanochat_core.runtime.process_start import this_process
 from tests.support.infra.prefect_server import ensure_server
@@ -56,16 +56,9 @@ def foreign_port() -> Iterator[int]:
         yield port
 
 
-def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:
-    """What a running server leaves."""
-    (home / "prefect").mkdir(parents=True)
-    record = {"port": port, "pid": pid, "start": start}
-    (home / "prefect" / "server.json").write_text(json.dumps(record))
-
-
 def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> None:
     me = this_process()
-    write_record(tmp_path, port=foreign_port, pid=me.pid, start=me.start)
+    write_record(tmp_path, Server(port=foreign_port, pid=me.pid, start=me.start))
 
     server = find_server(tmp_path)
 
@@ -76,7 +69,7 @@ def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> N
 def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
     tmp_path: Path, foreign_port: int
 ) -> None:
-    write_record(tmp_path, port=foreign_port, pid=os.getpid(), start="1")
+    write_record(tmp_path, Server(port=foreign_port, pid=os.getpid(), start="1"))
 
     assert find_server(tmp_path) is None
     assert stop_server(tmp_path) is False

@@ -155,6 +155,11 @@ class PrefectApi:
         """A run's state: its name, type and message among others."""
         return self.run(run)["state"]
 
+    def states(self, run: str) -> list[dict[str, Any]]:
+        """All states that a run had, the oldest first."""
+        found: list[dict[str, Any]] = self.get(f"flow_run_states/?flow_run_id={run}")
+        return sorted(found, key=lambda each: each["timestamp"])
+
     def runs(self, **filters: Any) -> list[dict[str, Any]]:
         """Flow runs, newest first; filters as in flow_runs={...} or deployments={...}."""
         return self._filter("flow_runs", "EXPECTED_START_TIME_DESC", **filters)

@@ -97,7 +97,7 @@ def cancel_runs(stack: LiveStack, *, cancels: int, seed: int) -> list[Cancelled]
             if each.seconds is None and has_ended(stack, each.run):
                 each.seconds = time.monotonic() - each.at
             late = each.seconds is None and time.monotonic() - each.at > LIMIT
-            assert not late, f"{each}: {states(stack, each.run)}"
+            assert not late, f"{each}: {stack.api.states(each.run)}"
         time.sleep(0.5)
     return made
 
@@ -149,15 +149,9 @@ def has_ended(stack: LiveStack, run: str) -> bool:
     return all(e["state_type"] in FINAL and not stack.engines(e["id"]) for e in found)
 
 
-def states(stack: LiveStack, run: str) -> list[str]:
-    """Return the types of all states that the run had, the oldest first."""
-    found: list[dict[str, Any]] = stack.api.get(f"flow_run_states/?flow_run_id={run}")
-    return [each["type"] for each in sorted(found, key=lambda each: each["timestamp"])]
-
-
 def faults(stack: LiveStack, made: Cancelled) -> list[str]:
     """Return what is wrong with a run long after it was cancelled."""
-    history = states(stack, made.run)
+    history = [each["type"] for each in stack.api.states(made.run)]
     cancelled_at = next(i for i, each in enumerate(history) if each.startswith("CANCELL"))
     after = history[cancelled_at:]
     found = [] if history[-1] == "CANCELLED" else [f"its last state is {history[-1]}"]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import psutil
 import pytest
@@ -182,8 +182,7 @@ def noting_twins(stack: LiveStack) -> Generator[list[str]]:
 
 def look(stack: LiveStack, number: int, run: str) -> list[str]:
     """Return what is wrong with a run that has ended."""
-    found: list[dict[str, Any]] = stack.api.get(f"flow_run_states/?flow_run_id={run}")
-    states = sorted(found, key=lambda each: each["timestamp"])
+    states = stack.api.states(run)
     types = [each["type"] for each in states]
     resumes = [i for i, each in enumerate(states) if each["name"] == "AwaitingRetry"]
     faults = [] if types[-1] == "COMPLETED" else [f"it ended as {types[-1]}"]

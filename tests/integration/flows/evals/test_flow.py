@@ -101,8 +101,7 @@ def forget_alert() -> None:
 
 
 def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(assess, posted, request):
-    from deployments.alerts import EVAL_REGRESSED, alerts
-    from deployments.automations import ensure_automation
+    from deployments.alerts import EVAL_REGRESSED, alerts, ensure_automation
     from tests.integration.flows.orchestration.test_pipeline import artifacts
 
     url, bodies = posted

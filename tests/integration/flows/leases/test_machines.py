@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,28 +23,26 @@ is_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None,
     reason="needs root and unshare, to make PID namespaces and processes of another user",
 )
-Builders = Callable[..., "subprocess.Popen[str]"]
 
 
-def wait_and_finish(toys: Any, first: "subprocess.Popen[str]", waiter: Any) -> list[Any]:
-    """Have the second builder wait for the first for a while, then let both end."""
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((), ()),
+        pytest.param(CONTAINER, CONTAINER, marks=is_root),
+        pytest.param(CONTAINER, (), marks=is_root),
+        pytest.param((), CONTAINER, marks=is_root),
+    ],
+)
+def test_a_live_builder_of_another_home_or_container_keeps_its_lease(toys, builders, first, second):
+    builder = builders("one", inside=first)
+    read_until(builder, "step")
+    waiter = builders("two", inside=second)
     read_until(waiter, "waiting")
     time.sleep(1.0)
     assert waiter.poll() is None
     (toys.home.parent / "go").touch()
-    return [read_until(process, "end")[-1] for process in (first, waiter)]
-
-
-@is_root
-@pytest.mark.parametrize(
-    ("first", "second"), [(CONTAINER, CONTAINER), (CONTAINER, ()), ((), CONTAINER)]
-)
-def test_a_live_builder_of_another_container_keeps_its_lease(toys, builders, first, second):
-    builder = builders("one", inside=first)
-    read_until(builder, "step")
-    waiter = builders("two", inside=second)
-
-    ends = wait_and_finish(toys, builder, waiter)
+    ends = [read_until(process, "end")[-1] for process in (builder, waiter)]
 
     assert bodies(toys) == ["one"]
     assert [(end["error"], end["cached"]) for end in ends] == [(None, False), (None, True)]
@@ -81,14 +77,6 @@ def test_a_killed_builder_of_another_home_is_succeeded_at_once(toys, builders):
 
     assert read_until(waiter, "end")[-1]["error"] is None
     assert bodies(toys) == ["one", "two"]
-
-
-def test_a_live_builder_of_another_home_keeps_its_lease(toys, builders):
-    builder = builders("one")
-    read_until(builder, "step")
-    ends = wait_and_finish(toys, builder, builders("two"))
-    assert bodies(toys) == ["one"]
-    assert [end["error"] for end in ends] == [None, None]
 
 
 ASK = """

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,16 @@ def supervise(
     )
 
 
-def once_up(supervisor: Supervisor, work: threading.Thread) -> None:
+def once_up(supervisor: Supervisor, work: Callable[[], object]) -> None:
     """Run a supervisor until `work`, which begins once it is up, has ended."""
 
-    def end() -> None:
-        work.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+    def run() -> None:
+        try:
+            work()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    def on_ready(api_url: str) -> None:
-        work.start()
-        threading.Thread(target=end, daemon=True).start()
-
-    supervisor.run(on_ready)
+    supervisor.run(lambda api_url: threading.Thread(target=run, daemon=True).start())
 
 
 def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
@@ -111,7 +109,7 @@ def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
         wait_for(lambda: find_server(tmp_path) not in (None, first), "another server")
         seen.append(find_server(tmp_path) or first)
 
-    once_up(supervise(tmp_path, said=said), threading.Thread(target=kill))
+    once_up(supervise(tmp_path, said=said), kill)
 
     first, second = seen
     assert first.port == second.port
@@ -162,7 +160,7 @@ def test_what_keeps_a_server_from_starting_again_is_logged_and_tried_again(
         fails.clear()
         wait_for(lambda: find_server(tmp_path) is not None, "another server")
 
-    once_up(supervise(tmp_path, "gpu", said=said), threading.Thread(target=kill))
+    once_up(supervise(tmp_path, "gpu", said=said), kill)
 
     assert said.count("server: not started: the disk is full; hint: make room") == 1
 
@@ -174,9 +172,11 @@ def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
     workers = count_workers(monkeypatch)
     log = tmp_path / "prefect" / "worker-gpu.log"
     line = f"worker gpu: ended (1): PermissionError: no room; its log is {log}"
-    work = threading.Thread(target=lambda: wait_for(lambda: len(workers) > 3, "three ends"))
 
-    once_up(supervise(tmp_path, "gpu", said=said), work)
+    once_up(
+        supervise(tmp_path, "gpu", said=said),
+        lambda: wait_for(lambda: len(workers) > 3, "three ends"),
+    )
 
     assert said.count(line) == 1
 
@@ -192,9 +192,11 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(supervisor_module, "spawn", fail)
-    work = threading.Thread(target=lambda: wait_for(lambda: len(tries) > 2, "three tries"))
 
-    once_up(supervise(tmp_path, "gpu", said=said), work)
+    once_up(
+        supervise(tmp_path, "gpu", said=said),
+        lambda: wait_for(lambda: len(tries) > 2, "three tries"),
+    )
 
     assert said.count("worker gpu: not started: [Errno 28] No space left on device") == 1
 

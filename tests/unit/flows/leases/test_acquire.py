@@ -25,6 +25,7 @@ from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
+REF = ArtifactRef("sft", FINGERPRINT)
 TERMS = LeaseTimings(ttl=60.0, beat=0.02, poll=0.01, max_poll=0.02, report=1000.0)
 SECONDS = 100.0  # more than a busy machine needs
 ARTIFACT = cast(Manifest, object())  # its contents are not read
@@ -41,11 +42,9 @@ class Waiter:
         self.result: Any = None
         self.may_end = threading.Event()
         build_claim = BuildClaim(
-            ref=ArtifactRef("sft", FINGERPRINT),
+            ref=REF,
             lease=claim(name),
-            lock_path=file_lock.lock_path(
-                directory / f"home-{name}", ArtifactRef("sft", FINGERPRINT)
-            ),
+            lock_path=file_lock.lock_path(directory / f"home-{name}", REF),
             device=None,
             find=lambda: self.artifact,
             wait=StoreWait(
@@ -101,7 +100,7 @@ def wait(tmp_path: Path) -> Generator[Callable[..., Waiter]]:
 def built_elsewhere(directory: Path, *, beat: float = TERMS.beat) -> Generator[HeldLease]:
     """Another machine holds the lease."""
     store = LocalStore(directory / "disk" / "store")
-    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("other"))
+    lease = try_acquire(store, REF, claim("other"))
     assert isinstance(lease, HeldLease)
     with lease.keep(beat=beat):
         yield lease
@@ -204,7 +203,7 @@ def test_stopping_the_run_ends_the_waiting(wait, tmp_path):
 
 def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(wait, tmp_path):
     slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
-    path = file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
+    path = file_lock.lock_path(tmp_path / "home-a", REF)
     with file_lock.try_hold(path), built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
@@ -237,9 +236,7 @@ def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(wait, 
                 device.release()
             return super().wait(timeout)
 
-    with file_lock.try_hold(
-        file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
-    ):
+    with file_lock.try_hold(file_lock.lock_path(tmp_path / "home-a", REF)):
         waiter = wait(device=device, stop=Pausing())
         wait_until(lambda: len(is_free) > 2)
     assert all(is_free)

@@ -19,23 +19,15 @@ def nobody_expected() -> None:
 
 
 def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path):
-    assert (
-        lock_path(tmp_path, ArtifactRef("sft", "ab" * 32)) == tmp_path / "sft" / "abababababab.lock"
-    )
-    assert (
-        work_directory(tmp_path, ArtifactRef("sft", "ab" * 32)) == tmp_path / "sft" / "abababababab"
-    )
+    ref = ArtifactRef("sft", "ab" * 32)
+    assert lock_path(tmp_path, ref) == tmp_path / "sft" / "abababababab.lock"
+    assert work_directory(tmp_path, ref) == tmp_path / "sft" / "abababababab"
 
 
 def test_an_error_inside_gives_the_lock_back(tmp_path):
     with pytest.raises(ValueError, match="inside"), hold(tmp_path / "x.lock", nobody_expected):
         raise ValueError("inside")
     assert not is_held(tmp_path / "x.lock")
-
-
-def test_another_fingerprint_is_not_waited_for(tmp_path):
-    with hold(tmp_path / "a.lock", nobody_expected), hold(tmp_path / "b.lock", nobody_expected):
-        pass
 
 
 def test_a_place_that_cannot_be_written_is_explained(tmp_path):

@@ -21,6 +21,7 @@ from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
+REF = ArtifactRef("sft", FINGERPRINT)
 KEY = f"sft/{FINGERPRINT}/lease.json"
 QUICK = LeaseTimings(ttl=60.0, beat=0.02)
 SHORT = dataclasses.replace(QUICK, ttl=0.2)
@@ -41,7 +42,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def held_by_us(store: Any, *, terms: LeaseTimings = QUICK) -> Generator[HeldLease]:
-    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"))
+    lease = try_acquire(store, REF, claim("a"))
     assert isinstance(lease, HeldLease)
     with lease.keep(beat=terms.beat):
         yield lease
@@ -49,12 +50,12 @@ def held_by_us(store: Any, *, terms: LeaseTimings = QUICK) -> Generator[HeldLeas
 
 def take_over(store: LocalStore) -> None:
     """As if our lease had run out: another run takes it."""
-    taken = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"), ttl=-1.0)
+    taken = try_acquire(store, REF, claim("b"), ttl=-1.0)
     assert not isinstance(taken, LeaseHolder)
 
 
 def beats(store: LocalStore) -> int:
-    holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
+    holder = find_holder(store, REF)
     return holder.record.beat
 
 
@@ -73,7 +74,7 @@ def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store):
     with held_by_us(store) as lease:
         lease.note(step=3, total=9)
         wait_until(lambda: beats(store) > 3)
-        holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
+        holder = find_holder(store, REF)
         assert (holder.record.step, holder.record.total) == (3, 9)
         assert (lease.record.owner, lease.record.epoch) == ("owner-a", 1)
         lease.check()
@@ -81,7 +82,7 @@ def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store):
 
 
 def test_a_renewal_that_was_too_late_is_written_again(store, monkeypatch):
-    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"))
+    lease = try_acquire(store, REF, claim("a"))
     refusals = [False]  # as if another renewal of ours had been quicker
     put = store.put_if_same
     monkeypatch.setattr(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,16 +90,6 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(store, set_age):
     assert store.get(REF.lease_key) == before
 
 
-class Clock:
-    """A monotonic clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 # Seconds by which the record looks old: a clock was ahead when it was written, or is ahead now.
 AGES = pytest.mark.parametrize("age", [-86400.0, -TTL, 0.0, TTL + 1, 86400.0])
 
@@ -107,8 +98,8 @@ AGES = pytest.mark.parametrize("age", [-86400.0, -TTL, 0.0, TTL + 1, 86400.0])
 def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_before(
     store, set_age, age
 ):
-    clock = Clock()
-    observer = lease.Observer(clock)
+    clock = SimpleNamespace(now=1000.0)  # stands until it is moved
+    observer = lease.Observer(lambda: clock.now)
 
     def ask_again() -> HeldLease | LeaseHolder:
         return try_acquire(store, REF, claim("b"), ttl=TTL, observer=observer)
@@ -137,8 +128,8 @@ def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_befo
 
 
 def test_a_new_owner_is_observed_anew(store):
-    clock = Clock()
-    observer = lease.Observer(clock)
+    clock = SimpleNamespace(now=1000.0)  # stands until it is moved
+    observer = lease.Observer(lambda: clock.now)
     held = take(store, claim("a"))
     try_acquire(store, REF, claim("c"), ttl=TTL, observer=observer)
     clock.now += TTL - 1
@@ -155,7 +146,7 @@ def test_a_new_owner_is_observed_anew(store):
 
 
 def test_a_slow_answer_does_not_make_a_lease_older(store):
-    clock = Clock()
+    clock = SimpleNamespace(now=1000.0)  # stands until it is moved
 
     class Slow:
         """A store whose answers take a whole lease to come back."""
@@ -168,7 +159,7 @@ def test_a_slow_answer_does_not_make_a_lease_older(store):
             clock.now += TTL
             return found
 
-    observer, slow = lease.Observer(clock), Slow()
+    observer, slow = lease.Observer(lambda: clock.now), Slow()
     take(store, claim("a"))
     for _ in range(2):
         found = try_acquire(slow, REF, claim("b"), ttl=TTL, observer=observer)  # type: ignore

@@ -92,10 +92,41 @@ def poll(server: Server, watch: runs.RunWatch, *seconds: float) -> list[str]:
     return server.sent
 
 
-def test_a_silent_run_is_crashed_and_resumed(server: Server) -> None:
-    assert poll(server, watch := server.watch(), 0, 85) == []
-    assert poll(server, watch, 91) == ["CRASHED", "SCHEDULED"]
-    assert server.labels == {runs.RESUMES: 1}
+RESUMED, OURS = ["CRASHED", "SCHEDULED"], str(os.getpid())
+CANCELLING, UNBEGUN = ["RUNNING", "CANCELLING"], ["PENDING", "CANCELLING"]
+RETRIED = [*CANCELLING, "CANCELLED", "SCHEDULED", "PENDING", "CRASHED"]
+
+
+def case(quiet: tuple[int, ...], second: int, states: list[str], **facts: Any) -> tuple[Any, ...]:
+    """Polls that ask for nothing, one and the states that it asks for, and what the run is."""
+    return quiet, second, states, facts
+
+
+RUNS = {
+    "silent": case((0, 85), 91, RESUMED),
+    "never sent a heartbeat": case((0, 100), 1000, [], beats=None),
+    # Its machine may be about to begin it.
+    "cancelled, never sent one": case((0, 1000), 2000, [], history=CANCELLING, beats=None),
+    "began earlier": case((0,), 91, RESUMED, is_own=True, beats=None, pid=OURS),
+    "a retry that dies before it runs": case((0,), 11, ["SCHEDULED"], history=RETRIED),
+    "silent while it is cancelled": case((0, 85), 91, ["CANCELLED"], history=CANCELLING),
+    # It may end itself.
+    "just cancelled": case((0, 9), 11, ["CANCELLED"], is_own=True, history=UNBEGUN, beats=None),
+    # It lives, though its process is unknown, until it is silent.
+    "sends heartbeats": case((0, 60), 91, ["CANCELLED"], is_own=True, history=CANCELLING),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_becomes_of_a_run(server: Server, run: str) -> None:
+    quiet, second, states, facts = RUNS[run]
+    watch = server.watch(is_own=facts.get("is_own", False))
+    for name, value in facts.items():
+        setattr(server, name, [*value] if name == "history" else value)
+    assert poll(server, watch, *quiet) == []
+    assert poll(server, watch, second) == states
+    assert server.labels == ({runs.RESUMES: 1} if "SCHEDULED" in states else {})
+    assert poll(server, watch, second + 10, second + 100) == states
 
 
 def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(server: Server) -> None:
@@ -140,15 +171,6 @@ def test_a_heartbeat_counts_also_from_a_clock_that_was_set_back(server: Server) 
         assert poll(server, watch, 30.0 * number) == []
 
 
-def test_a_run_that_never_sent_a_heartbeat_is_left_alone_on_a_shared_server(
-    server: Server,
-) -> None:
-    server.beats = None
-    assert poll(server, watch := server.watch(), 0, 100, 1000) == []
-    server.history.append("CANCELLING")  # its machine may be about to begin it
-    assert poll(server, watch, 1001, 2000) == []
-
-
 def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> None:
     server.beats, server.since = None, datetime.now(UTC) + timedelta(seconds=5)
     server.pid = str(os.getpid())
@@ -161,13 +183,6 @@ def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> 
     assert server.lines == []
     server.pid = str(2**22 + 1)  # more than Linux gives
     assert poll(server, watch, 101) == ["CRASHED", "SCHEDULED"]
-
-
-def test_of_an_own_server_one_that_began_under_an_earlier_supervisor_is_resumed(
-    server: Server,
-) -> None:
-    server.beats, server.pid = None, str(os.getpid())
-    assert poll(server, server.watch(is_own=True), 0, 91) == ["CRASHED", "SCHEDULED"]
 
 
 def test_a_refused_transition_is_asked_for_again(server: Server) -> None:
@@ -190,17 +205,6 @@ def test_of_two_supervisors_one_resumes(server: Server) -> None:
     assert server.sent == ["SCHEDULED"]
 
 
-def test_a_retry_that_dies_before_it_runs_was_not_cancelled(server: Server) -> None:
-    server.history += ["CANCELLING", "CANCELLED", "SCHEDULED", "PENDING", "CRASHED"]
-    assert poll(server, server.watch(), 0, 11) == ["SCHEDULED"]
-
-
-def test_a_silent_run_that_is_being_cancelled_is_cancelled_and_not_resumed(server: Server) -> None:
-    server.history.append("CANCELLING")
-    assert poll(server, watch := server.watch(), 0, 85) == []
-    assert poll(server, watch, 91, 101, 200) == ["CANCELLED"]
-
-
 @pytest.mark.parametrize(
     ("pid", "beats"),
     [(None, None), (str(2**22 + 1), None), (str(2**22 + 1), (1, SHOWN))],  # more than Linux gives
@@ -216,21 +220,6 @@ def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_
     server.pid = pid
     assert poll(server, watch, 61) == ["CANCELLED"]
     assert server.lines == ["run toy: it was cancelled and has no process"]
-
-
-def test_of_an_own_server_one_that_was_just_cancelled_may_end_itself(server: Server) -> None:
-    server.history, server.beats = ["PENDING", "CANCELLING"], None
-    assert poll(server, watch := server.watch(is_own=True), 0, 9) == []
-    assert poll(server, watch, 11) == ["CANCELLED"]
-
-
-def test_one_that_is_cancelled_and_sends_heartbeats_lives_though_its_process_is_unknown(
-    server: Server,
-) -> None:
-    server.history.append("CANCELLING")
-    watch = server.watch(is_own=True)
-    assert poll(server, watch, 0, 60) == []
-    assert poll(server, watch, 91) == ["CANCELLED"]  # silent by now
 
 
 def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
