@@ -186,7 +186,7 @@ def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_pa
     held = try_acquire(store, REF, claim("b")) if builds else None
     command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
     with (
-        held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command,
+        held.keep(beat=BEAT) if isinstance(held, HeldLease) else command,
         ends(run, reads=5),
     ):
         assert len(terminal.follows("tiny")) == 1  # without a note
