@@ -1,8 +1,5 @@
 """`nanochat stage` builds stages, in processes of their own."""
 
-import threading
-import time
-
 from flows.artifacts.names import open_run
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import find_run
@@ -13,6 +10,7 @@ from flows.leases import held_lease
 from flows.profiles import open_profile
 from tests.support.flows.house import build
 from tests.support.flows.shelf import put_run
+from tests.support.flows.waiting import meanwhile, wait_until
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.unit.flows.cli.test_stage import argv_of
 
@@ -72,15 +70,12 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
 
     def collect() -> None:
         """Play a collection that has read the runs' records already, until the run has its own."""
-        while find_run(store, "second") is None:
-            time.sleep(0.02)
+        wait_until(lambda: find_run(store, "second"))
         store.delete(f"shards/{first.stages['shards']}/manifest.json")
         held.release()
 
-    collector = threading.Thread(target=collect, daemon=True)
-    collector.start()
-    assert main(("stage", "tiny", "tokenizer", *words, "--run", "second")) == 1
-    collector.join()
+    with meanwhile(collect):
+        assert main(("stage", "tiny", "tokenizer", *words, "--run", "second")) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
     assert hint == "hint: run the same command again: it looks for its artifacts again"

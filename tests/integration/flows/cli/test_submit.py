@@ -1,8 +1,7 @@
 """`nanochat run --submit` asks a Prefect server for a run, and `status --follow` waits for it."""
 
-from collections.abc import Callable
+import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from flows.identity.ref import name_in
 from flows.overrides import default_name
 from flows.run_request import RunRequest
 from infra.storage.base import StoreUnavailable
-from infra.storage.local import LocalStore
+from tests.support.flows.outage import Outage
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
@@ -135,43 +134,23 @@ def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submit
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_following_continues_while_the_store_is_away(
-    submitted, tmp_path, monkeypatch, capsys, begun
+    submitted, counted, monkeypatch, capsys, begun
 ):
-    store = Away(tmp_path / "home" / "store", after=3)
+    store = Outage(counted, "put", "away")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
     if begun:
-        run = put_run(LocalStore(tmp_path / "home" / "store"), submitted, status="running")
-        store.on_return = lambda: write_run(store, replace(run, status="finished"))
-    else:
-        store.on_return = lambda: put_run(store, submitted)
-    store.key = f"runs/{submitted}.json"
-    assert main(["status", submitted, "--follow"]) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said.count("gone for a second; the run is not affected, and following continues") == 1
-    assert store.failures == 0
+        put_run(counted, submitted, status="running")
 
+    def leave_and_end() -> None:
+        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 3)
+        with contextlib.suppress(StoreUnavailable):
+            store.put("away", b"")
+        put_run(counted, submitted)
 
-class Away(LocalStore):
-    """A store that is away for two reads of a key, after some that it answers."""
-
-    key = ""
-    failures = 2
-    on_return: Callable[[], object]
-
-    def __init__(self, directory: Path, *, after: int) -> None:
-        super().__init__(directory)
-        self.after = after
-
-    def get(self, key: str, *, size: int | None = None) -> bytes:
-        """See Store."""
-        if key == self.key:
-            self.after -= 1
-            if self.after < 0 < self.failures:
-                self.failures -= 1
-                if not self.failures:
-                    self.on_return()
-                raise StoreUnavailable("gone for a second")
-        return super().get(key, size=size)
+    with meanwhile(leave_and_end):
+        assert main(["status", submitted, "--follow"]) == 0
+    note = "no answer to get; the run is not affected, and following continues"
+    assert capsys.readouterr().err.splitlines().count(note) == 1
 
 
 CREATE = "/api/deployments/d-1/create_flow_run"
