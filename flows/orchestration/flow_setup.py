@@ -4,7 +4,6 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -39,11 +38,9 @@ class FlowSetup:
     """The current flow run, opened: see `open_flow`."""
 
     run_id: str  # the flow run's name
-    home: Path
     store: Store
     wait: StoreWait  # for the flow's own requests to the store
-    caller: LocalRun | None  # None: a worker runs the flow
-    stop: threading.Event
+    caller: LocalRun  # the command, or the worker's process
 
     def find_earlier(self, run: str) -> Run | None:
         """Return the record that an earlier start of the run with this id has written, if any."""
@@ -67,10 +64,9 @@ class FlowSetup:
             run_id=self.run_id,
             placement=placement,
             store=self.store,
-            # The events of a deployed run are shown by Prefect alone.
-            watch=self.caller.watch if self.caller else lambda stage, event: None,
+            watch=self.caller.watch,
             strict=strict,
-            stop=self.stop,
+            stop=self.caller.stop,
         )
 
 
@@ -93,25 +89,25 @@ def open_flow(*, store: str | None, runs: Iterable[str] = ()) -> FlowSetup:
         store: URL of the store; None: that of this machine.
         runs: Ids of the runs that the flow run records, if it has not one run of its own id.
     """
-    caller = LOCAL_RUN.get()
-    home = caller.home if caller else default_home()
-    if caller and caller.planned:
+    command = LOCAL_RUN.get()
+    # The events of a deployed run are shown by Prefect alone.
+    caller = command or LocalRun(home=default_home(), watch=lambda stage, event: None)
+    if caller.planned:
         opened = caller.planned.store
     else:
-        opened = open_store(store or default_store(home))
+        opened = open_store(store or default_store(caller.home))
     run_id = flow_run.get_name()
     assert run_id is not None  # this is called in flows only
-    if caller is not None:
+    if command:
         for run in (run_id, *runs):
-            lock = run_lock.hold(home, run, store=opened.url, unreported=caller.unreported)
+            lock = run_lock.hold(caller.home, run, store=opened.url, unreported=caller.unreported)
             caller.locks.enter_context(lock)
         if (root := PREFECT_UI_URL.value()) and (own := flow_run.get_id()):
             page = page_of(root, own)
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})
-    stop = caller.stop if caller else threading.Event()
-    wait = wait_of_run(opened, stop, LeaseTimings())
-    return FlowSetup(run_id=run_id, home=home, store=opened, wait=wait, caller=caller, stop=stop)
+    wait = wait_of_run(opened, caller.stop, LeaseTimings())
+    return FlowSetup(run_id=run_id, store=opened, wait=wait, caller=caller)
 
 
 def note_progress(items: Iterable[StagePlan]) -> None:

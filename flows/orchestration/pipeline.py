@@ -71,7 +71,7 @@ def run(
         lambda: plan_run(
             request,
             setup.store,
-            setup.home,
+            setup.caller.home,
             log=warn,
             known=earlier.upstream if earlier else {},
         )

@@ -97,7 +97,7 @@ def sweep(request: SweepRequest) -> CompletedSweep:
         lambda: plan_sweep(
             opened,
             setup.store,
-            setup.home,
+            setup.caller.home,
             log=warn,
             known=largest.upstream if largest else {},
         )
