@@ -137,8 +137,17 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(begun, tmp_path, part
     assert outage.until is not None
 
 
-def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(begun, tmp_path):
-    store = LocalStore(tmp_path / "store")
-    write_run(store, replace(make_run("one"), started="2026-01-01T00:00:00Z"))
+def test_a_run_that_is_started_again_keeps_the_time_and_the_pins_of_its_first_start(
+    begun, tmp_path, monkeypatch
+):
+    from flows.orchestration import pipeline
+
+    store, known, plan = LocalStore(tmp_path / "store"), [], pipeline.plan_run
+    monkeypatch.setattr(
+        pipeline, "plan_run", lambda *a, **k: known.append(k["known"]) or plan(*a, **k)
+    )
+    first = replace(make_run("one"), started="2026-01-01T00:00:00Z", upstream={"a@main": "c"})
+    write_run(store, first)
     assert begun("one", store).started == "2026-01-01T00:00:00Z"
     assert begun("two", store).started > "2026-01-01T00:00:00Z"
+    assert known == [{"a@main": "c"}, {}]
