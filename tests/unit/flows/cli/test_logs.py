@@ -126,7 +126,7 @@ def ends(store: Store, counted: Counting) -> Callable[..., AbstractContextManage
     return end
 
 
-def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, ends):
+def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, counted, ends):
     run = put_run(store, "tiny-1", status="running")
     events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
     write_events(events, STEPS[:1])
@@ -137,11 +137,14 @@ def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, ends):
             for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
                 file.write(f"{line}\n")
                 file.flush()
+        seen = len(counted.gets)
+        wait_until(lambda: len(counted.gets) > seen + 3)
+        write_events(events, STEPS[:1])  # it is built again
 
     with ends(run, reads=3, first=log):
         lines = terminal.follows("tiny")
     # Each event once, also those that were written right before the end.
-    assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in range(5)]
+    assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in (*range(5), 0)]
 
 
 def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
