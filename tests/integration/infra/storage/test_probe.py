@@ -10,6 +10,7 @@ from infra.storage.local import LocalStore
 from infra.storage.s3 import probe as module
 from infra.storage.s3.probe import TRIALS, Finding, probe
 from nanochat_core.errors import StoreError
+from tests.support.flows.senders import make_run, send
 from tests.support.infra.storage.fixtures import PART, Rig
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 
@@ -130,6 +131,14 @@ def test_a_store_that_lacks_both_guarantees_can_still_be_read(rig: Rig) -> None:
     assert rig.target.read_bytes() == b"0123456789"
     with pytest.raises(StoreError, match=r"it refuses If-None-Match and refuses If-Match$"):
         store.check_conditions()
+
+
+def test_a_push_is_refused_before_a_file_is_sent(rig: Rig, tmp_path: Path) -> None:
+    source = LocalStore(tmp_path / "source")
+    make_run(source, tmp_path)
+    with pytest.raises(StoreError, match="no atomic conditional writes: it refuses If-Match$"):
+        send(source, rig.misbehave(Quirk.REFUSES_IF_MATCH).store, "tiny")
+    assert rig.objects == {}
 
 
 @pytest.mark.parametrize(
