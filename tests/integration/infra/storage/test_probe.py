@@ -136,7 +136,7 @@ def test_a_store_that_lacks_both_guarantees_can_still_be_read(rig: Rig) -> None:
 def test_a_push_is_refused_before_a_file_is_sent(rig: Rig, tmp_path: Path) -> None:
     source = LocalStore(tmp_path / "source")
     make_run(source, tmp_path)
-    with pytest.raises(StoreError, match="no atomic conditional writes: it refuses If-Match$"):
+    with pytest.raises(StoreError, match=r"no atomic conditional writes: it refuses If-Match$"):
         send(source, rig.misbehave(Quirk.REFUSES_IF_MATCH).store, "tiny")
     assert rig.objects == {}
 
