@@ -1,4 +1,4 @@
-"""`nanochat ls` and `status`: artifacts of a store, of a run, and the files of one."""
+"""`nanochat ls`: artifacts of a store, of a run, and the files of one."""
 
 from pathlib import Path
 
@@ -86,14 +86,6 @@ def test_a_run_is_listed_in_the_order_of_the_table(store, terminal):
     for words in ("ls tiny-1", "ls tiny --stage sft", "ls tiny-2"):
         terminal.shows(words)
     assert terminal.read("ls", "tiny")["run"]["status"] == "failed"
-
-
-def test_status_lists_runs_and_shows_one(store, terminal):
-    put_run(store, "tiny-1", started="2026-11-21T06:00:00Z")
-    put_run(store, "tiny-2", put(store, "sft"), started="2026-11-21T07:00:00Z")
-    terminal.shows("status")
-    terminal.shows("status tiny")
-    assert terminal.read("status", "tiny")[0]["run"] == "tiny-2"
 
 
 def test_an_artifact_is_shown_with_its_files_inputs_and_logs(store, terminal):

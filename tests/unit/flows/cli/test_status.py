@@ -137,7 +137,8 @@ def die(home, store, *runs):
 def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_command(home, store, terminal):
     die(home, store, "tiny-2", "tiny-d1-1", "other-7")
     with run_lock.hold(home, "tiny-d1-2", store=store.url):
-        put_run(store, "tiny-d1-2", name="tiny-d1", status="running", ended=None)
+        made = {"sft": "ab" * 32}
+        put_run(store, "tiny-d1-2", name="tiny-d1", status="running", ended=None, stages=made)
         terminal.shows("status")
         terminal.shows("status tiny-2")
         terminal.shows("status tiny-d1-2")
