@@ -9,7 +9,7 @@ of the names that are read from a group which may have others too.
 import datetime
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from typing import (
@@ -32,7 +32,6 @@ from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError, StoreError
 
 _R = TypeVar("_R")
-_T = TypeVar("_T")
 _AT_ONCE = RetryPolicy(tries=TRIES, first_wait=0.0)  # the network may have damaged an answer
 _MAX_INTEGER = 2**63  # programs that read our JSON, and tables, have no larger integers
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -85,37 +84,22 @@ def find_record(
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged; `what`
     and `mend` are those of `read_record`.
     """
-    where = f"{store.url}/{key}"
-    found = _find(lambda: (store.get(key), None), kind, where, format, what, mend)
+    found = find_versioned(store, key, kind, format=format, what=what, mend=mend)
     return found and found[0]
 
 
 def find_versioned(
-    store: Store, key: str, kind: type[_R], *, format: int, what: str, mend: str
+    store: Store, key: str, kind: type[_R], *, format: int, what: str, mend: str | None = None
 ) -> tuple[_R, VersionedObject] | None:
     """Return the record at `key` as `find_record` does, with the object's version and age."""
+    where = f"{store.url}/{key}"
 
-    def ask() -> tuple[bytes, VersionedObject]:
+    def read() -> tuple[dict[str, Any], VersionedObject]:
         stored = store.get_stored(key)
-        return stored.data, stored
-
-    return _find(ask, kind, f"{store.url}/{key}", format, what, mend)
-
-
-def _find(
-    ask: Callable[[], tuple[bytes, _T]],
-    kind: type[_R],
-    where: str,
-    format: int,
-    what: str,
-    mend: str | None,
-) -> tuple[_R, _T] | None:
-    def read() -> tuple[dict[str, Any], _T]:
-        data, more = ask()
-        return decode_record(data, format=format, where=where), more
+        return decode_record(stored.data, format=format, where=where), stored
 
     try:
-        tree, more = until_answered(read, ArtifactError, policy=_AT_ONCE)
+        tree, stored = until_answered(read, ArtifactError, policy=_AT_ONCE)
     except ObjectNotFound:
         return None
     except BadObject as error:
@@ -125,7 +109,7 @@ def _find(
     except ArtifactError as error:
         error.hint = repair_hint(mend) if mend else error.hint
         raise
-    return read_record(kind, tree, where=where, what=what, mend=mend), more
+    return read_record(kind, tree, where=where, what=what, mend=mend), stored
 
 
 def read_record(

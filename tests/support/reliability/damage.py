@@ -151,9 +151,6 @@ class Noisy(LocalStore):
         super().__init__(directory)
         self._key, self._wrong, self._left = key, wrong, times
 
-    def get(self, key: str, *, size: int | None = None) -> bytes:
-        return self._pass_on(key, super().get(key, size=size))
-
     def get_stored(self, key: str) -> VersionedObject:
         stored = super().get_stored(key)
         data = self._pass_on(key, stored.data)

@@ -57,7 +57,7 @@ def steps_done(toys: Any) -> list[int]:
 
 
 OUTAGES = [
-    ("get", "train/"),  # looking for the artifact
+    ("get_stored", "train/"),  # looking for the artifact
     ("get_stored", "lease.json"),  # acquiring the lease
     ("list", "checkpoints/"),  # looking for a checkpoint to resume from
     ("fetch", "first/"),  # an input

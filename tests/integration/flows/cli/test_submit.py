@@ -149,7 +149,7 @@ def test_following_continues_while_the_store_is_away(
 
     with meanwhile(leave_and_end):
         assert main(["status", submitted, "--follow"]) == 0
-    note = "no answer to get; the run is not affected, and following continues"
+    note = "no answer to get_stored; the run is not affected, and following continues"
     assert capsys.readouterr().err.splitlines().count(note) == 1
 
 

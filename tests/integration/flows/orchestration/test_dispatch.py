@@ -290,9 +290,6 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(make_caller):
 class RefusingStore(LocalStore):
     """Refuses to be read: unlike one that does not answer, it is not waited for."""
 
-    def get(self, key: str, *, size: int | None = None) -> bytes:
-        raise StoreError(f"{self.url} refuses to be read")
-
     def get_stored(self, key: str) -> VersionedObject:
         raise StoreError(f"{self.url} refuses to be read")
 

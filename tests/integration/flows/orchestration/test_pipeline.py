@@ -140,7 +140,7 @@ def test_a_run_waits_for_a_store_that_falls_silent(toys, run_toys):
     outages: list[Any] = []
     for verb, part, data in (
         ("put", "runs/toy-silent", b""),  # the record, as the run begins
-        ("get", "first/", b""),  # the given artifact
+        ("get_stored", "first/", b""),  # the given artifact
         ("fetch", "report/", b""),
         ("put", "runs/toy-silent", b'"finished"'),  # the record, as the run ends
     ):

@@ -132,7 +132,7 @@ def begun(
 
 @pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
 def test_a_run_that_begins_while_the_store_is_silent_waits(begun, tmp_path, part):
-    outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
+    outage: Any = Outage(LocalStore(tmp_path / "store"), "get_stored", part, seconds=0.2)
     begun("one", outage)
     assert outage.until is not None
 

@@ -23,7 +23,7 @@ from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.house import House
-from tests.support.flows.shelf import ACCEPTED
+from tests.support.flows.shelf import ACCEPTED, Counting
 
 WHEN = "2026-11-21T07:00:00Z"
 
@@ -69,16 +69,10 @@ def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(store, made):
     assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
 
 
-def test_each_ancestor_is_asked_for_once(built, store, made, tmp_path):
-    reads: list[str] = []
-
-    class Counting(LocalStore):
-        def get(self, key: str, *, size: int | None = None) -> bytes:
-            reads.append(key)
-            return super().get(key, size=size)
-
-    ancestors_revoked(Counting(tmp_path / "copy"), made["report"])
-    assert len(reads) == len(set(reads)) == 2 * len(REPORT.inputs)
+def test_each_ancestor_is_asked_for_once(store, made, tmp_path):
+    counting = Counting(tmp_path / "copy")
+    ancestors_revoked(counting, made["report"])
+    assert len(counting.gets) == len(set(counting.gets)) == 2 * len(REPORT.inputs)
 
 
 def accepted(manifest: Manifest, *origins: str) -> Manifest:

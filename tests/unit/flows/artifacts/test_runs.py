@@ -25,6 +25,7 @@ from flows.artifacts.runs import (
     write_run,
 )
 from flows.identity.records import encode_record
+from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.shelf import Counting, put_run
@@ -111,10 +112,10 @@ def test_many_runs_are_read_at_the_same_time(tmp_path):
     """A mistyped stage of a name is looked for in all of them, each a request to the store."""
 
     class Meeting(LocalStore):
-        def get(self, key: str, *, size: int | None = None) -> bytes:
+        def get_stored(self, key: str) -> VersionedObject:
             if key.startswith("runs/") and key != f"runs/{newest}.json":
                 barrier.wait(10)
-            return super().get(key, size=size)
+            return super().get_stored(key)
 
     barrier, newest = threading.Barrier(8), run_id("tiny", 8)
     store = Meeting(tmp_path / "store")

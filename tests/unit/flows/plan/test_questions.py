@@ -9,6 +9,7 @@ import pytest
 
 from flows.plan.plan import make_plan
 from flows.stages import STAGES
+from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.support.flows.house import RUN
@@ -59,12 +60,12 @@ def test_a_store_that_stops_answering_ends_the_plan_at_once(built, monkeypatch):
     is_known = threading.Event()
 
     class Dying(LocalStore):
-        def get(self, key: str, *, size: int | None = None) -> bytes:
+        def get_stored(self, key: str) -> VersionedObject:
             asked.append(key)
             if "shards" in key:
                 raise StoreError("no answer")
             is_known.wait(SECONDS_TO_MEET)
-            return super().get(key, size=size)
+            return super().get_stored(key)
 
     class Noticed(ThreadPoolExecutor):
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
