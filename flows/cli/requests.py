@@ -58,7 +58,7 @@ def plan_request(request: RunRequest, where: PlacementOptions, **options: Any) -
     return planned
 
 
-def run_command(request: RunRequest, where: StoreOptions = StoreOptions()) -> str:
+def run_command(request: RunRequest, where: StoreOptions) -> str:
     """Return the `nanochat run` command of a request, with the options `where`."""
     options = RunOptions(**shared(RunOptions, request, where))
     return shlex.join(["nanochat", "run", request.profile, *options.argv])

@@ -66,13 +66,12 @@ def identity(
         raise ConfigError(
             f"{existing[0]} exists", hint="choose another directory with --to, or add --force"
         )
-    maker_and_character = Persona.maker, Persona.character
     if (maker, character, fact) == (None, None, ()) and sys.stdin.isatty():
-        *maker_and_character, fact = _ask(name)
+        maker, character, fact = _ask(name)
     found = make_persona(
         name,
-        maker=maker_and_character[0] if maker is None else maker,
-        character=maker_and_character[1] if character is None else character,
+        maker=Persona.maker if maker is None else maker,
+        character=Persona.character if character is None else character,
         facts=fact,
     )
     about = [
