@@ -287,10 +287,9 @@ class _Attempt:
         except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
         self._say("ready")
-        while not (start.endpoint or start.refused):
-            if (start := self._messages.get()) is None:
-                return
-            self._start = start
+        if (start := self._messages.get()) is None:
+            return
+        self._start = start
         if start.refused:
             hint = "give each machine a number of its own, from 0 on"
             raise TransientStageError(start.refused, hint=hint)

@@ -37,11 +37,9 @@ def earlier_workers_ended(
         pending = {path: files.enter_context(path.open("a")) for path in paths}
         since: dict[ProcessRef | None, float] = {}  # None: a holder that has not written its name
         while True:
-            for path, file in list(pending.items()):
-                if try_flock(file):
-                    del pending[path]
-                else:
-                    _look_at_holder(path, since, limit, log)
+            pending = {path: file for path, file in pending.items() if not try_flock(file)}
+            for path in pending:
+                _look_at_holder(path, since, limit, log)
             if not pending or stop.wait(POLL_SECONDS):
                 break
         # The locks are held until the files are closed, so no new worker starts in the block.
