@@ -56,18 +56,13 @@ class RunWatch:
     def poll(self, api_url: str) -> None:
         """End silent runs and resume crashed ones. An answer that is not Prefect's is logged."""
         problem = ""
+        # A process that was held still, as in a paused container, may find heartbeats late.
+        if time.monotonic() - self._polled > SILENT_SECONDS / 2:
+            self._forget_silence()
         try:
             self._poll(api_url)
         except NO_ANSWER as error:
-            # While the server is down heartbeats get lost: runs that send them have the whole time
-            # again. For others the time without an answer does not count; a busy server that leaves
-            # one request in five minutes unanswered must not keep them from being resumed.
-            away = time.monotonic() - self._polled
-            self._seen = {
-                run: (mark, since + away)
-                for run, (mark, since) in self._seen.items()
-                if mark[1] is None or since == math.inf
-            }
+            self._forget_silence()
             refusal = find_refusal(error)
             if refusal or not isinstance(error, httpx.HTTPError | OSError):
                 why = refusal or f"{type(error).__name__}: {error}"
@@ -76,6 +71,19 @@ class RunWatch:
         if problem and problem != self._problem:
             self._log(problem)
         self._problem = problem
+
+    def _forget_silence(self) -> None:
+        """Leave out the time since the last poll."""
+        # While the server is down heartbeats get lost: runs that send them have the whole time
+        # again. For others the time without an answer does not count; a busy server that leaves
+        # one request in five minutes unanswered must not keep them from being resumed.
+        away = time.monotonic() - self._polled
+        self._seen = {
+            run: (mark, since + away)
+            for run, (mark, since) in self._seen.items()
+            if mark[1] is None or since == math.inf
+        }
+        self._polled += away
 
     def _poll(self, api_url: str) -> None:
         runs = [*_find(api_url, "PENDING", *_BEGUN), *_find(api_url, "CRASHED")]

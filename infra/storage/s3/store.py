@@ -119,7 +119,9 @@ class S3Store:
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         data, answer = self._retry(f"get {key}", lambda: self._read(key, MAX_RECORD))
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        if (date := answer["ResponseMetadata"]["HTTPHeaders"].get("date")) is None:
+            raise StoreError(f"store {self.url} sends no Date header", hint="use another store")
+        now = parsedate_to_datetime(date)
         # Both dates are whole seconds, so the difference may be just below zero.
         age = max(0.0, (now - answer["LastModified"]).total_seconds())
         return VersionedObject(data=data, version=answer["ETag"].strip('"'), age=age)

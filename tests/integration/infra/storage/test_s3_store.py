@@ -229,3 +229,5 @@ def test_ages_are_by_the_stores_clock(rig: Rig) -> None:
     assert 490 < rig.store.get_stored("a").age < 560
     rig.now = lambda: time.time() - 9000  # its clock went back
     assert rig.store.get_stored("a").age == 0
+    rig.misbehave(Quirk.SENDS_NO_DATE)
+    refused(rig.store.get_stored, "a", match="no Date header")

@@ -20,6 +20,7 @@ from tests.support.infra.storage.misbehaviour import (
     FakeError,
     Fault,
     Kind,
+    Quirk,
     Request,
 )
 
@@ -108,7 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, answer: Answer, body: bytes, kind: Kind | None) -> None:
         headers = {"Content-Length": str(len(answer.body)), **answer.headers}
-        headers.setdefault("Date", formatdate(self.fake.now(), usegmt=True))
+        if Quirk.SENDS_NO_DATE not in self.fake.quirks:
+            headers["Date"] = formatdate(self.fake.now(), usegmt=True)
         lines = [f"HTTP/1.1 {answer.status} X", *(f"{k}: {v}" for k, v in headers.items())]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         data = head + body

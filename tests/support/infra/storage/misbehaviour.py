@@ -26,6 +26,7 @@ class Quirk(Enum):
     LISTS_MORE_AND_MORE = auto()
     LISTS_UNSORTED = auto()
     FORGETS_IN_LISTS = auto()
+    SENDS_NO_DATE = auto()
 
 
 class Kind(Enum):

@@ -85,10 +85,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 
 def poll(server: Server, watch: runs.RunWatch, *seconds: float) -> list[str]:
-    """Poll at these times; return the states that were asked for."""
+    """Poll at these times and every 20 s before; return the states that were asked for."""
     for second in seconds:
-        server.seconds = second
-        watch.poll("api")
+        between = range(int(server.seconds) + 20, int(second), 20)
+        for server.seconds in (*between, second):
+            watch.poll("api")
     return server.sent
 
 
@@ -133,10 +134,20 @@ def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(server:
     watch = server.watch()
     poll(server, watch, 0, 80)
     server.error = ConnectionRefusedError()
-    poll(server, watch, 85)
+    poll(server, watch, 199)
     server.error = None
     assert poll(server, watch, 200, 285) == []
     assert poll(server, watch, 291) == ["CRASHED", "SCHEDULED"]
+
+
+def test_a_supervisor_that_was_held_still_gives_each_run_the_whole_time_again(
+    server: Server,
+) -> None:
+    watch = server.watch()
+    poll(server, watch, 80)
+    server.seconds = 230
+    assert poll(server, watch, 231, 320) == []
+    assert poll(server, watch, 322) == RESUMED
 
 
 def test_a_run_that_no_process_began_is_resumed_though_the_server_is_often_busy(
