@@ -31,10 +31,7 @@ LIGHT = (
     *("ls", "ls tiny", "ls sft@tiny", "tag"),
 )
 LIST_NEEDS_NOT = ("flows.profiles", "flows.run_request")
-PLAN_NEEDS_NOT = (
-    *("rich", "tomllib", "flows.profile_file"),
-    *("flows.artifacts.cache", "flows.artifacts.names"),
-)
+PLAN_NEEDS_NOT = ("rich", "tomllib", "flows.profile_file")
 SCRIPT = f"""
 import sys
 from flows.cli.app import main
