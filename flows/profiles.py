@@ -200,7 +200,7 @@ def d12(depth: int = 12) -> Profile:
 
 
 def speedrun(depth: int = 24) -> Profile:
-    """The $50 model: depth 24, 8 tokens per parameter, GPT-2 grade. One 8xH100 node."""
+    """nanochat's speedrun: depth 24, 8 tokens per parameter, GPT-2 grade. One 8xH100 node."""
     return _gpu(scaling.run_for_depth(depth, tokens_per_param=8.0))
 
 
