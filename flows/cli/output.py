@@ -206,7 +206,7 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
         transient=True,
         refresh_per_second=4,
     ) as bars:
-        bar = bars.add_task(what, total=total)
+        bar = bars.add_task(one_line(what), total=total)
         yield lambda count: bars.advance(bar, count)
 
 

@@ -48,8 +48,11 @@ def query_store(
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
             return read(connection.sql(statements[0])), problems
         except duckdb.Error as error:
-            # Without the statement, which DuckDB repeats with a mark.
-            message = " ".join(str(error).partition("\nLINE ")[0].split())[:_MAX_MESSAGE]
+            # Without the statement, which DuckDB repeats with a mark, and without suggestions of
+            # DuckDB's own tables, such as pg_settings, which lead nowhere here.
+            shown = str(error).partition("\nLINE ")[0].splitlines()
+            lines = [s for s in shown if "Did you mean" not in s or any(v in s for v in VIEWS)]
+            message = " ".join(" ".join(lines).split())[:_MAX_MESSAGE]
             raise ConfigError(
                 f"the query cannot be answered: {message}",
                 hint="`nanochat sql` without a query lists the views and their columns",

@@ -6,9 +6,10 @@ that the run has made already is therefore the same artifact, and is reused from
 """
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
@@ -116,6 +117,7 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
     is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
     """
     model, profile, overrides = request.model, request.profile, request.overrides
+    _check_rule(request)
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
     # The run that the model is found in: its settings and data evaluate it.
@@ -190,6 +192,15 @@ def _foreign_suite(request: EvalRequest, store: Store, model: Manifest) -> Suite
         run=found,
         more=((core,) if "core" in known else ()) + ((chat,) if choices else ()),
     )
+
+
+def _check_rule(request: EvalRequest) -> None:
+    """Raise ConfigError for a rule that cannot be: no form checks callers in Python."""
+    drop, against = request.drop, request.against
+    if not 0 <= drop < math.inf:  # NaN neither
+        raise ConfigError(f"drop is {drop}", hint="a number of at least 0, such as 0.02")
+    if against not in (known := get_args(Against)):
+        raise ConfigError(f"against is {against!r}", hint=f"one of: {', '.join(known)}")
 
 
 def _check_metric(metric: str, known: Sequence[str], *, by: str) -> None:

@@ -66,7 +66,8 @@ def decode_record(data: bytes, *, format: int, where: str) -> dict[str, Any]:
 def shorten(value: object) -> str:
     """Return a value from a record for an error message: ASCII, 40 characters at most."""
     text = ascii(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    end = text[-1] if isinstance(value, str) else ""  # its quote
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...{end}"
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

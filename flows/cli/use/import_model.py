@@ -31,8 +31,8 @@ def import_model(
     Models of the first era and the last can be trained further. Nothing in the files is executed.
 
     Args:
-        model: A directory with nanochat's model_*.pt and meta_*.json or with what `nanochat fetch
-            --as` wrote, or hf://OWNER/NAME on the Hub.
+        model: A directory with nanochat's `model_*.pt` and `meta_*.json` or with what `nanochat
+            fetch --as` wrote, or hf://OWNER/NAME on the Hub.
         name: What to call it. Default the directory's or repository's name.
         kind: base, mid, sft or rl. Default what the model's card or files say.
         step: Which checkpoint. Default the last one.

@@ -254,6 +254,7 @@ def test_a_schedule_creates_runs(prefect_terminal):
     ("parameters", "error"),
     [
         ({"model": "sft@a b"}, "'a b' cannot be the name of a run or a tag"),
+        ({"drop": -1.0}, "drop is -1.0"),
         ({"against": "worst"}, "against: Input should be 'previous' or 'best'"),  # Prefect's
     ],
 )

@@ -66,6 +66,16 @@ def test_the_help_has_the_first_paragraph_of_every_commands_own_help(monkeypatch
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_markdown_takes_no_character_of_a_help_but_backticks(command, monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "200")
+    about = inspect.cleandoc(APP[command].help).partition("\n\nArgs:")[0]
+    shown = " ".join(" ".join(terminal.said(command, "--help")).replace("\u2502", " ").split())
+    helps = [about, *(a.parameter.help for a in arguments_of(command) if a.show)]
+    for words in (inspect.cleandoc(text).replace("`", "").split() for text in helps if text):
+        assert [word for word in words if word not in shown] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_described_by_its_help(command, monkeypatch, terminal):
     arguments = [a for a in arguments_of(command) if a.parse and a.show]
     assert [a for a in arguments if not a.parameter.help] == []

@@ -170,9 +170,9 @@ def test_a_long_transfer_prints_now_and_then_how_far_it_is(capsys, monkeypatch):
 def test_on_a_terminal_a_long_transfer_is_a_bar_that_goes_away(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with show_bytes(QUIET_BYTES, what="sft/1a2b3c") as on_bytes:
+    with show_bytes(QUIET_BYTES, what="sft/1a2b3c\a") as on_bytes:
         on_bytes(QUIET_BYTES)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "sft/1a2b3c" in printed.err
+    assert r"sft/1a2b3c\x07" in printed.err
     assert printed.err.endswith("\x1b[2K")

@@ -95,6 +95,24 @@ def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store):
     assert caught.value.hint == "did you mean 'spelling'?"
 
 
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({"drop": -0.1}, "drop is -0.1"),
+        ({"drop": float("nan")}, "drop is nan"),
+        ({"drop": float("inf")}, "drop is inf"),
+        ({"against": "worst"}, "against is 'worst'"),
+    ],
+    ids=str,
+)
+def test_a_rule_that_cannot_be_is_refused_with_a_hint(store, rule, error):
+    put_main(store, "task_data", "sft")
+    with pytest.raises(ConfigError, match=error) as caught:
+        open_suite(store, "main", **rule)
+    assert caught.value.hint
+    open_suite(store, "main", drop=0, against="best")
+
+
 def test_a_history_is_called_as_the_model_is():
     assert history_name("main") == history_name("sft@main") == "eval-main"
     assert history_name("sft/1a2b3c") == "eval-sft-1a2b3c"
