@@ -43,7 +43,8 @@ def check_folder(root: Path, name: str) -> None:
 def open_plain(path: Path) -> BinaryIO:
     """Open a plain file to read. Raises OSError, and BadObject if it is no file and no folder."""
     try:
-        file = os.fdopen(os.open(path, _NO_LINK_NO_WAIT), "rb")
+        # With an opener: of a folder, which cannot be read, `os.fdopen` would leave the descriptor.
+        file = open(path, "rb", opener=lambda p, _: os.open(p, _NO_LINK_NO_WAIT))  # noqa: SIM115
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             raise BadObject(path.as_uri(), "is not a plain file") from error

@@ -56,9 +56,6 @@ class RunWatch:
     def poll(self, api_url: str) -> None:
         """End silent runs and resume crashed ones. An answer that is not Prefect's is logged."""
         problem = ""
-        # A process that was held still, as in a paused container, may find heartbeats late.
-        if time.monotonic() - self._polled > SILENT_SECONDS / 2:
-            self._forget_silence()
         try:
             self._poll(api_url)
         except NO_ANSWER as error:
@@ -89,6 +86,9 @@ class RunWatch:
         runs = [*_find(api_url, "PENDING", *_BEGUN), *_find(api_url, "CRASHED")]
         running = [run["id"] for run in runs if run["state_type"] in _BEGUN]
         beats = _heartbeats(api_url, running, since=self._began)
+        # A process that was held still, as in a paused container, may find heartbeats late.
+        if time.monotonic() - self._polled > SILENT_SECONDS / 2:
+            self._forget_silence()
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for run in runs:

@@ -96,6 +96,7 @@ def make_manager(client: Any, repeat: Callable[[Callable[[], Any]], Any], tries:
         "create_multipart_upload",
         "upload_part",
         "complete_multipart_upload",
+        "head_object",  # some versions of s3transfer ask for the size themselves
         "get_object",
     ):
         setattr(requests, verb, functools.partial(ask, verb))

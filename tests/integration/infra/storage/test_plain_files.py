@@ -2,12 +2,13 @@
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from infra.storage.base import BadObject
+from infra.storage.base import BadObject, ObjectNotFound
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.owners import own_as_user, path_of
@@ -60,6 +61,17 @@ def test_it_can_be_replaced_and_removed(store: LocalStore) -> None:
     assert store.get("a/x") == b"mine"
     store.delete("a/x")
     assert [entry.key for entry in store.list("")] == ["a/b"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_folder_at_a_key_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", b"object")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(ObjectNotFound):
+            store.get("a")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 OLD = (1e9, 1e9)  # seconds; older than any limit

@@ -51,6 +51,13 @@ def test_an_object_that_never_stays_the_same_is_given_up(rig: Rig) -> None:
     assert not rig.target.exists()
 
 
+def test_a_version_of_s3transfer_that_asks_for_the_size_itself_is_answered(rig: Rig) -> None:
+    rig.upload()
+    rig.store.client.meta.config.response_checksum_validation = "when_supported"
+    assert rig.fetch() == rig.large.read_bytes()
+    assert rig.count("HEAD") == 2
+
+
 def test_a_store_without_ranges_is_refused_in_one_line(rig: Rig) -> None:
     rig.misbehave(Quirk.IGNORES_RANGES).upload()
     with pytest.raises(StoreError, match="answers a range request with the whole object"):

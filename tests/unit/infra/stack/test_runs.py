@@ -150,6 +150,25 @@ def test_a_supervisor_that_was_held_still_gives_each_run_the_whole_time_again(
     assert poll(server, watch, 322) == RESUMED
 
 
+def test_a_supervisor_that_was_held_still_within_a_request_does_so_too(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = server.watch()
+    poll(server, watch, 80)
+
+    def ask_slowly(*arguments: Any, **options: Any) -> Any:
+        answer = server.ask(*arguments, **options)
+        server.seconds = 230
+        return answer
+
+    monkeypatch.setattr(runs, "ask", ask_slowly)
+    server.seconds = 85
+    watch.poll("api")
+    monkeypatch.setattr(runs, "ask", server.ask)
+    assert poll(server, watch, 235, 315) == []
+    assert poll(server, watch, 322) == RESUMED
+
+
 def test_a_run_that_no_process_began_is_resumed_though_the_server_is_often_busy(
     server: Server,
 ) -> None:
