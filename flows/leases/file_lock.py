@@ -61,11 +61,15 @@ def try_hold(path: Path) -> Generator[bool]:
 @contextlib.contextmanager
 def scratch_directory(home: Path) -> Generator[Path]:
     """Yield a new directory below `home`. Directories of processes that were killed are removed."""
-    for path in home.glob(f"{_SCRATCH}*"):
-        if not is_held(path / _LOCK):
-            shutil.rmtree(path, ignore_errors=True)
-    with TemporaryDirectory(prefix=_SCRATCH, dir=home) as name, try_hold(Path(name, _LOCK)):
-        yield Path(name)
+    with contextlib.ExitStack() as mine:
+        # Under a lock of the home: one that another process has just made is not locked yet.
+        with hold(home / "scratch.lock", lambda: None):
+            for path in home.glob(f"{_SCRATCH}*"):
+                if not is_held(path / _LOCK):
+                    shutil.rmtree(path, ignore_errors=True)
+            scratch = Path(mine.enter_context(TemporaryDirectory(prefix=_SCRATCH, dir=home)))
+            mine.enter_context(try_hold(scratch / _LOCK))
+        yield scratch
 
 
 def is_held(path: Path) -> bool:

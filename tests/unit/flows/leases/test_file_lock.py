@@ -1,8 +1,13 @@
 """One process builds a fingerprint; the others wait, and go on when it ends."""
 
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 
 from flows.identity.ref import ArtifactRef
+from flows.leases import file_lock
 from flows.leases.file_lock import (
     hold,
     is_held,
@@ -51,7 +56,31 @@ def test_a_lock_is_held_only_if_it_is_free(tmp_path):
 
 
 def test_a_scratch_directory_goes_and_that_of_a_killed_process_with_the_next(tmp_path):
-    (tmp_path / "scratch-killed" / "below").mkdir(parents=True)
-    with scratch_directory(tmp_path) as first, scratch_directory(tmp_path) as second:
-        assert {*tmp_path.iterdir()} == {first, second}
-    assert not [*tmp_path.iterdir()]
+    home = tmp_path / "home"  # which does not exist in a fresh checkout
+    with scratch_directory(home):
+        pass
+    (home / "scratch-killed" / "below").mkdir(parents=True)
+    with scratch_directory(home) as first, scratch_directory(home) as second:
+        assert {*home.glob("scratch-*")} == {first, second}
+    assert not [*home.glob("scratch-*")]
+
+
+def test_a_scratch_directory_of_a_process_that_has_just_made_it_stays(tmp_path, monkeypatch):
+    def make_slowly(**options):
+        made = TemporaryDirectory(**options)
+        if other.ident is None:
+            Path(made.name, "begun").touch()
+            other.start()
+            other.join(0.3)
+        return made
+
+    def use() -> None:
+        with scratch_directory(tmp_path):
+            pass
+
+    other = threading.Thread(target=use)
+    monkeypatch.setattr(file_lock, "TemporaryDirectory", make_slowly)
+    with scratch_directory(tmp_path) as scratch:
+        other.join()
+        assert is_held(scratch / "lock")
+        assert (scratch / "begun").exists()
