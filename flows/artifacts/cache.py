@@ -128,7 +128,11 @@ def _complete(store: Store, manifest: Manifest, directory: Path, on_bytes: OnByt
 
     One that exists is repaired in place: another process may be reading the whole files in it.
     """
-    exists, unfinished = directory.exists(), _unfinished(directory)
+    unfinished = _unfinished(directory)
+    for path in (directory, unfinished, *(directory / folder for folder in _FOLDERS)):
+        if path.is_symlink():  # a person's: where it leads, nothing is ours to remove
+            path.unlink()
+    exists = directory.exists()
     target = directory if exists else unfinished / "whole"
     for folder in _FOLDERS:
         (target / folder).mkdir(parents=True, exist_ok=True)

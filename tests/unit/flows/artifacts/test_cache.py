@@ -62,6 +62,23 @@ def test_what_is_too_much_in_a_copy_is_removed(store, cache, tmp_path, manifest,
     assert names(tmp_path / "elsewhere") == ["mine"]
 
 
+@pytest.mark.parametrize("link", ["", "files", "logs"])
+def test_a_link_in_a_copy_is_replaced_and_where_it_leads_nothing_is_removed(
+    store, cache, tmp_path, manifest, link
+):
+    directory = fetch(store, manifest, cache)
+    (directory / link).rename(tmp_path / "elsewhere")
+    for name in ("mine", "files/mine", "logs/mine"):
+        (tmp_path / "elsewhere" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "elsewhere" / name).write_text("mine")
+    (directory / link).symlink_to(tmp_path / "elsewhere")
+    before = names(tmp_path / "elsewhere")
+    fetch(store, manifest, cache)
+    assert names(tmp_path / "elsewhere") == before
+    assert (tmp_path / "elsewhere" / "files" / "mine").exists()
+    assert not any(path.is_symlink() for path in (directory, *directory.rglob("*")))
+
+
 def test_a_cache_that_cannot_be_written_says_so(store, manifest):
     with (
         Cache(Path("/proc/nowhere"), GIGABYTE) as cache,
