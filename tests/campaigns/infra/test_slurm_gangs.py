@@ -250,8 +250,8 @@ def test_prefects_pages_show_a_job_and_cancel_it_and_a_flow_run_that_is_killed_l
     from tests.support.flows.pools import client, engine_of, set_state, wait_for_end
 
     def start() -> Any:
-        parameters = json.loads(json.dumps(asdict(caller.request)))
-        return run_deployment("one-stage/slurm", parameters=parameters, timeout=0)
+        request = json.loads(json.dumps(asdict(caller.request)))
+        return run_deployment("one-stage/slurm", parameters={"request": request}, timeout=0)
 
     def log_of(run: Any) -> str:
         with client() as asking:
