@@ -30,7 +30,7 @@ def test_a_run_arrives_with_all_its_artifacts_and_its_record(source, target, art
         check_same(source, target, manifest, tmp_path / "cache")
         assert open_artifact(target, f"{manifest.stage}@tiny") == manifest
     assert target.get("runs/tiny-1.json") == source.get("runs/tiny-1.json")
-    assert list(target.list("gc/pins/")) == []
+    assert [*target.list("gc/pins/"), *target.list("refs/")] == []
 
 
 def test_one_artifact_arrives_with_the_record_that_names_it(source, target, artifacts, tmp_path):
@@ -41,6 +41,7 @@ def test_one_artifact_arrives_with_the_record_that_names_it(source, target, arti
     assert open_artifact(target, "sft@main") == open_artifact(target, "sft@tiny") == model
     assert find_manifest(target, ArtifactRef("tokenizer", artifacts[0].fingerprint)) is None
     assert find_tag(target, "main") == "tiny-1"
+    assert send(source, target, "main").moved == {}
 
 
 def test_an_artifact_named_by_its_fingerprint_needs_no_run(source, target, tmp_path):
@@ -186,6 +187,9 @@ def test_a_record_that_knows_more_is_not_replaced_and_one_that_knows_less_is(
     put_run(target, "tiny-1", artifacts[0], status="running", ended=None)
     send(source, target, "tiny")
     assert find_run(target, "tiny-1") == find_run(source, "tiny-1")
+    resumed = put_run(source, "tiny-1", *artifacts, ended="2026-11-22T09:00:00Z")
+    send(source, target, "tiny")
+    assert find_run(target, "tiny-1") == resumed
 
 
 # What was made from a revoked artifact.
@@ -224,15 +228,16 @@ def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(sourc
 def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
     source, target, chain
 ):
-    _, base, _ = chain
+    _, base, model = chain
     send(source, target, "tiny")
-    take_back(source, base)
-    chosen = choose(source, ["tiny"])
-    assert [r.ref.stage for r in chosen.made_from] == ["pretrain"]
-    assert base not in chosen.manifests
-    send(source, target, "tiny")
-    with pytest.raises(ArtifactError, match="wrong data"):
-        check_not_revoked(target, base)
+    for manifest, made_from in ((base, ["pretrain"]), (model, [])):
+        take_back(source, manifest)
+        chosen = choose(source, ["tiny"])
+        assert [r.ref.stage for r in chosen.made_from] == made_from
+        assert manifest not in chosen.manifests
+        send(source, target, "tiny")
+        with pytest.raises(ArtifactError, match="wrong data"):
+            check_not_revoked(target, manifest)
 
 
 def test_a_revocation_there_stays(source, target, chain):
