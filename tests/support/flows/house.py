@@ -61,6 +61,7 @@ def build(
     until: str | None = None,
     content: Callable[[str], str] = lambda fingerprint: fingerprint,
     commit: str | None = None,
+    created: str = PROVENANCE.created,
 ) -> dict[str, Manifest]:
     """Publish every stage, or those up to `until`, each of 100 s. Contents follow fingerprints."""
     built: dict[str, Manifest] = {}
@@ -75,6 +76,7 @@ def build(
         provenance = dataclasses.replace(
             PROVENANCE,
             git_commit=commit,
+            created=created,
             metrics={},
             segments=({"started": 0.0, "ended": 100.0, "device": "cpu", "processes": 1},),
             work=measure_work(stage, run),
