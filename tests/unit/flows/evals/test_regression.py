@@ -21,7 +21,13 @@ class Shelf:
         self._nights = 0
 
     def night(
-        self, *, suite: str = "a", status: str = "finished", run: str | None = None, **metrics: Any
+        self,
+        *,
+        suite: str = "a",
+        config: Any = None,
+        status: str = "finished",
+        run: str | None = None,
+        **metrics: Any,
     ) -> Evaluation:
         """Add an evaluation; `metrics` also distinguish the models."""
         self._nights += 1
@@ -30,7 +36,10 @@ class Shelf:
         manifest = put_artifact(
             self._store,
             make_manifest(
-                "chat_eval_sft", inputs={"sft": model, "task_data": data}, metrics=metrics
+                "chat_eval_sft",
+                config=config,
+                inputs={"sft": model, "task_data": data},
+                metrics=metrics,
             ),
         )
         name = run or f"eval-main-20261121t0300{self._nights:02d}z-0000"
@@ -48,7 +57,11 @@ def shelf(store: Store) -> Shelf:
 
 
 TWO = [{"chatcore": 0.9}, {"chatcore": 0.5}]
-ANOTHER = [{"chatcore": 0.9, "suite": "another"}, {"chatcore": 0.8, "status": "failed"}]
+ANOTHER = [
+    {"chatcore": 0.9, "suite": "another"},
+    {"chatcore": 0.9, "config": {"max_per_task": 8}},
+    {"chatcore": 0.8, "status": "failed"},
+]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +70,7 @@ ANOTHER = [{"chatcore": 0.9, "suite": "another"}, {"chatcore": 0.8, "status": "f
         ([{"chatcore": 0.5}], {"chatcore": 0.4}, {}, True, 0.5),
         ([{"chatcore": 0.5}], {"chatcore": 0.49}, {}, False, 0.5),
         ([{"chatcore": 0.5}], {"chatcore": 0.4}, {"drop": 0.2}, False, 0.5),
+        ([{"chatcore": 0.5}], {"chatcore": 0.5}, {"drop": 0.0}, False, 0.5),
         ([{"chatcore": 0.4}], {"chatcore": 0.5}, {}, False, 0.4),
         ([{"val_bpb": 1.0}], {"val_bpb": 1.1}, {}, True, 1.0),  # less is better
         ([{"val_bpb": 1.1}], {"val_bpb": 1.0}, {}, False, 1.1),

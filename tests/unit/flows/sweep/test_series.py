@@ -99,6 +99,11 @@ def test_core_is_a_column_where_it_was_measured(shows):
     assert shows(report(1, 2, core=0.0625)).tree["points"][1]["core"] == 0.0625
 
 
+def test_no_law_is_fitted_to_what_is_no_loss():
+    found = report_of_sweep(series_of(1, 2, stage="chat_eval_rl"), {}, "file:///store")
+    assert "series" not in found.tree
+
+
 def test_the_next_depth_is_as_far_as_the_last_one_and_an_extrapolation():
     *_, after = report(1, 2, 4).tree["series"]["expected"]
     assert (after["depth"], after["measured"]) == (6, None)
