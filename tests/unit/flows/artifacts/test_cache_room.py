@@ -65,12 +65,23 @@ def test_the_one_just_fetched_stays_though_it_alone_is_over_the_limit(store, tmp
     assert names(cache.directory / "rows") == [directory.name]
 
 
-def test_closing_a_cache_is_the_last_use(store, cache, manifest):
+def test_a_fetch_is_a_use_and_closing_a_cache_the_last(store, cache, manifest):
     fetch(store, manifest, cache)
-    set_last_use(cache, manifest, 1000)
-    cache.close()
-    (path,) = (cache.directory / "rows").glob("*.used")
-    assert path.stat().st_mtime > 1000
+    for use in (lambda: fetch(store, manifest, cache), cache.close):
+        set_last_use(cache, manifest, 1000)
+        use()
+        (path,) = (cache.directory / "rows").glob("*.used")
+        assert path.stat().st_mtime > 1000
+
+
+def test_what_an_interrupted_fetch_left_takes_room(store, cache, manifest):
+    directory = fetch(store, manifest, cache)
+    left = directory.with_name(f".{'0' * 12}-{'0' * 12}.new")
+    left.mkdir()
+    (left / "part").write_bytes(b"x" * 32 * BLOCK)
+    with Cache(cache.directory, 32 * BLOCK) as small:
+        small.make_room()
+    assert names(directory.parent) == [directory.name]
 
 
 def test_strangers_in_the_cache_are_left_alone(store, cache, manifest):

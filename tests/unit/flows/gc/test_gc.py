@@ -101,7 +101,8 @@ def test_nothing_under_a_live_lease_is_garbage(store):
     held = acquire(store, manifest)
     assert look(store).garbage == {}
     held.release()
-    assert f"{manifest.ref.prefix}/files/upload/" in look(store).garbage
+    assert f"{manifest.ref.prefix}/files/upload/" in (garbage := look(store).garbage)
+    assert manifest.ref.lease_key not in garbage  # the next lease has the number after its own
 
 
 def test_a_manifest_that_came_too_late_stays_with_the_artifact_and_its_files_go(store):

@@ -270,3 +270,13 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for_but
         assert isinstance(wait("b").wait_for_result(), StoreError)
         (tmp_path / "away").rename(tmp_path / "disk")
     assert isinstance(waiter.wait_for_result(), HeldLease)
+
+
+def test_a_store_that_refuses_for_longer_than_a_lease_lives_ends_the_waiting(wait, tmp_path):
+    with built_elsewhere(tmp_path):
+        waiter = wait(device=threading.Semaphore(0), terms=replace(TERMS, ttl=0.2))
+        wait_until(waiter.is_waiting)
+        folder = tmp_path / "disk" / "store" / "sft"
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to(tmp_path / "elsewhere")
+        assert "is a link" in str(waiter.wait_for_result())
