@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -70,8 +71,12 @@ def hearing(*pieces: bytes, silence: float = 30.0, ends: bool = False) -> Iterat
 
 
 def test_silence_is_an_end() -> None:
-    with hearing(silence=0.05) as link, pytest.raises(LinkLost, match="is silent for 0 s"):
-        link.receive()
+    with hearing(f"{SECRET}\n".encode(), silence=0.05) as link:
+        assert link.begins_with(SECRET)
+        began = time.monotonic()
+        with pytest.raises(LinkLost, match="is silent for 0 s"):
+            link.receive()
+        assert time.monotonic() - began < link_module.ANSWER_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,9 @@ def test_of_two_supervisors_one_resumes(server: Server) -> None:
     assert poll(server, first, 11) == ["SCHEDULED"]
     server.history.append("RUNNING")
     assert second._settle("api", listed)  # it listed the run before
+    listed = server.run  # silent
+    server.history += [*RESUMED, "PENDING"]
+    assert second._settle("api", listed)
     assert server.sent == ["SCHEDULED"]
 
 

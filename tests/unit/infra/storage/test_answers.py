@@ -54,6 +54,7 @@ def put(*errors: Exception) -> None:
         refusal("InternalError", 200),
         refusal("500", 500),
         refusal("429", 429),
+        refusal("Busy", 429),
         refusal("404", 404),
         refusal("", 403),
     ],
