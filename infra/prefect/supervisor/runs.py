@@ -28,6 +28,9 @@ QUEUED_SECONDS = 3600.0  # the same where a run may wait for a node, as on Kuber
 # A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
 # first report, the second one would set the running attempt to Crashed.
 SETTLED_SECONDS = 10.0
+# From the end of a cancelled run's process until its worker sets it to Cancelled: 6 on an idle
+# machine. A run that is Cancelled before, and retried, is set to Cancelled again.
+CANCEL_SECONDS = 30.0
 MAX_RESUMES = 10  # in a row without progress
 _BEGUN = ("RUNNING", "CANCELLING")  # states of a run that a process executes
 _ENDS = {  # state -> why a run that is found dead in it is ended
@@ -44,9 +47,10 @@ class RunWatch:
         """`is_own`: the server is that of a home, for this machine alone."""
         self._log = log
         self._is_own = is_own
-        # Flow run id -> its state and heartbeats, and since when they are these: monotonic seconds
-        # of this process, so that no clock of another machine counts.
-        self._seen: dict[str, tuple[tuple[str, str | None], float]] = {}
+        # Flow run id -> its state, heartbeats, and whether its process has ended while it is
+        # cancelled, and since when they are these: monotonic seconds of this process, so that no
+        # clock of another machine counts.
+        self._seen: dict[str, tuple[tuple[str, str | None, bool], float]] = {}
         self._polled = time.monotonic()
         # From here on heartbeats are counted: so a count only grows, whatever the clocks say.
         self._started = datetime.now(UTC)
@@ -92,17 +96,18 @@ class RunWatch:
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for run in runs:
-            mark = (run["state"]["id"], beats.get(run["id"]))
+            # The end of a cancelled run's process too: its worker reports it some seconds later.
+            has_ended = run["state_type"] == "CANCELLING" and self._is_alive(run) is False
+            mark = (run["state"]["id"], beats.get(run["id"]), has_ended)
             known, since = before.get(run["id"], (mark, now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
-            pid, is_cancelled = run["infrastructure_pid"] or "", run["state_type"] == "CANCELLING"
-            is_here = self._is_own and pid.isdigit()
-            is_alive = is_here and bool(start_of(int(pid)))
+            is_alive, is_cancelled = self._is_alive(run), run["state_type"] == "CANCELLING"
             # One that is cancelled before it has a process gets none any more. One with heartbeats
             # has a process, whose number its worker could not report.
-            never_began = self._is_own and not pid and is_cancelled and run["id"] not in beats
-            is_dead = not is_alive and (is_here or never_began)
+            has_none = not run["infrastructure_pid"] and run["id"] not in beats
+            never_began = self._is_own and is_cancelled and has_none
+            is_dead = never_began or is_alive is False
             if run["state_type"] == "PENDING" and is_alive:
                 continue  # its process is starting; resumed, it would run twice
             if run["state_type"] in _BEGUN and run["id"] not in beats:
@@ -114,9 +119,14 @@ class RunWatch:
             mark, since = self._seen[run["id"]]
             limit = _limit(api_url, run, now - since)
             if is_cancelled and is_dead:
-                limit = SETTLED_SECONDS
+                limit = SETTLED_SECONDS if never_began else CANCEL_SECONDS
             if now - since >= limit and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
+
+    def _is_alive(self, run: dict[str, Any]) -> bool | None:
+        """Return whether the run's process lives; None if it is not known to be of this machine."""
+        pid = run["infrastructure_pid"] or ""
+        return bool(start_of(int(pid))) if self._is_own and pid.isdigit() else None
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
         """Set a dead run to Crashed or Cancelled, end what it began on the pages, and resume it.

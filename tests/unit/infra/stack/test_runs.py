@@ -238,12 +238,16 @@ def test_of_two_supervisors_one_resumes(server: Server) -> None:
     assert server.sent == ["SCHEDULED"]
 
 
+GONE = str(2**22 + 1)  # more than Linux gives
+
+
 @pytest.mark.parametrize(
-    ("pid", "beats"),
-    [(None, None), (str(2**22 + 1), None), (str(2**22 + 1), (1, SHOWN))],  # more than Linux gives
+    ("pid", "beats", "seconds"),
+    # Of a process that has ended the worker has half a minute to report it.
+    [(None, None, 0), (GONE, None, 30), (GONE, (1, SHOWN), 30)],
 )
 def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_soon(
-    server: Server, pid: str | None, beats: tuple[int, str] | None
+    server: Server, pid: str | None, beats: tuple[int, str] | None, seconds: int
 ) -> None:
     server.history.append("CANCELLING")
     server.since = datetime.now(UTC) + timedelta(seconds=5)
@@ -251,7 +255,8 @@ def test_of_an_own_server_one_that_is_cancelled_and_has_no_process_is_cancelled_
     watch = server.watch(is_own=True)
     assert poll(server, watch, 0, 60) == []  # it saves
     server.pid = pid
-    assert poll(server, watch, 61) == ["CANCELLED"]
+    assert poll(server, watch, *range(61, 61 + seconds)) == []
+    assert poll(server, watch, 61 + seconds) == ["CANCELLED"]
     assert server.lines == ["run toy: it was cancelled and has no process"]
 
 
