@@ -71,7 +71,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
     is gone or the run was deleted there. Here that is a warning: the work is done and recorded, and
     the next command reports it (flows/plan/dead_runs.py). Meanwhile Prefect's client repeats the
     report, and then perhaps that of its failure: for half a minute each if connections are refused,
-    three minutes in all if a server hangs. A second Ctrl-C ends that.
+    four minutes in all if a server hangs. A second Ctrl-C ends that.
     """
     try:
         return flow(*arguments, **parameters)
