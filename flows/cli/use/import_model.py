@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.artifacts.runs import check_name
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_line, print_note, show_bytes
 from flows.interop import import_model as interop
@@ -43,6 +44,12 @@ def import_model(
     path = Path(model).expanduser()
     found = path.absolute().name if pinned is None else Path(pinned.repository).name
     called = name or interop.NOT_IN_NAMES.sub("-", found)
+    # The default comes from a directory, which may have a name that no run can have.
+    try:
+        check_name(called)
+    except ConfigError as error:
+        error.hint = f"{error.hint}; choose one with --name"
+        raise
     if called in PROFILES:  # checked before the import, which takes minutes
         raise ConfigError(
             f"{called} is the name of a profile: a model called so would hide its runs",

@@ -121,6 +121,7 @@ def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, termi
         ("--kind base --name main", "main is a tag"),
     ):
         assert text in failed(terminal, path, *words.split())
+    assert "choose one with --name" in failed(terminal, str(tmp_path / ".d4"))
     pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
     words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
     assert imported(terminal, *words)[0].startswith("pretrain@mine")
