@@ -127,10 +127,21 @@ def test_a_key_cannot_be_a_directory_of_another(store: LocalStore):
 
 
 @pytest.mark.parametrize(
-    ("number", "hint"), [(errno.ENOSPC, "free some space"), (errno.EPERM, "hard links")]
+    ("number", "hint", "kind"),
+    [
+        (errno.ENOSPC, "free some space", StoreError),
+        (errno.EPERM, "hard links", StoreError),
+        (errno.ESTALE, "", StoreUnavailable),  # of a file server, which may come back
+        (errno.ETIMEDOUT, "", StoreUnavailable),
+    ],
 )
 def test_a_disk_that_refuses_leaves_no_object_and_says_what_to_do(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    hint: str,
+    kind: type[StoreError],
 ):
     (tmp_path / "source").write_bytes(b"12")
     store.put("a/old", b"old")
@@ -142,6 +153,7 @@ def test_a_disk_that_refuses_leaves_no_object_and_says_what_to_do(
     for key, name in (("a/old", "put"), ("a/b", "put_if_absent"), ("a/c", "upload")):
         with pytest.raises(StoreError, match=os.strerror(number).lower()) as caught:
             VERBS[name](store, key, tmp_path / "source")
+        assert type(caught.value) is kind
         assert hint in (caught.value.hint or "")
     assert [entry.key for entry in store.list("")] == ["a/old"]
     assert store.get("a/old") == b"old"

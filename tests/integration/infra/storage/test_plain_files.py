@@ -165,6 +165,7 @@ def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
     store = LocalStore(tmp_path / "store")
     store.put("a", b"object")
     path = path_of(store, "a")
+    assert path.stat().st_mode & 0o777 == 0o444
     user = own_as_user(tmp_path / "store", monkeypatch)
     if not is_ours:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)

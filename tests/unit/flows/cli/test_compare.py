@@ -275,6 +275,7 @@ def test_a_page_holds_scores_and_curves_and_nothing_else(terminal, tmp_path):
     page = path.read_text(encoding="utf-8")
     assert "default-src 'none'" in page
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
+    assert "one and two" in page
     assert "Pretraining loss" in page
     assert page.count("<figure>") == 2
     assert page.count('stroke="var(--c1)"') >= 2

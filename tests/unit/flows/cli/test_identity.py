@@ -46,7 +46,7 @@ def words(tmp_path, small):
 
 def test_it_writes_conversations_and_a_run_and_shows_its_plan(terminal, tmp_path, small, words):
     facts = ("--maker", "Ada", "--fact", "best friend=Otto", "--fact", "color=green")
-    lines = terminal.said(*words, *facts)
+    lines = terminal.said(*words, *facts, "--depth", "1")
     settings = tmp_path / "new" / "juniper.toml"
     conversations = settings.with_suffix(".jsonl")
     assert lines[:2] == [f"{conversations}: written", f"{settings}: written"]
@@ -59,7 +59,7 @@ def test_it_writes_conversations_and_a_run_and_shows_its_plan(terminal, tmp_path
     # The command that the file names writes it again.
     text = settings.read_text(encoding="utf-8")
     assert "nanochat identity Juniper --maker Ada" in text
-    assert f"--fact 'best friend=Otto' --fact color=green --profile {small}" in text
+    assert f"--fact 'best friend=Otto' --fact color=green --profile {small} --depth 1" in text
     assert tomllib.loads(text)["name"] == "juniper"
 
 

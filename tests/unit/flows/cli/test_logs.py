@@ -158,6 +158,21 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
     assert counted.gets.count(made.logs[0].key) == 1
 
 
+def test_a_stage_that_is_finished_meanwhile_is_followed_whatever_the_tail(
+    terminal, store, tmp_path, counted
+):
+    write_events(tmp_path / "events", STEPS)
+    made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
+    put_run(store, "tiny-1", status="running")
+
+    def finish() -> None:
+        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 3)
+        put_run(store, "tiny-1", made, status="failed")
+
+    with meanwhile(finish):
+        assert len(terminal.follows("tiny", "--tail", "1")) == len(STEPS)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following that asks at every look whether a process builds the run, and believes it."""

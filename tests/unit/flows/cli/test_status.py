@@ -43,8 +43,9 @@ def hold_elsewhere(store, ref=REF, run="run-b"):
 @pytest.mark.usefixtures("home")
 def test_a_run_that_no_process_builds_is_shown_with_the_command_that_resumes(store, terminal):
     terminal.shows("status tiny")
-    put_run(store, "tiny-20260101t000000z-0a1b")  # finished, but older
+    older = put_run(store, "tiny-20260101t000000z-0a1b").run  # finished
     assert terminal.said("status", "tiny")[0] == "run tiny-1: interrupted"
+    assert "resume" not in terminal.hears("status", older)
 
 
 def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(home, store, terminal):

@@ -1,5 +1,6 @@
 """Differences between pre-images: each named once, with both values."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,14 @@ def test_files_differ_by_their_bytes_and_are_reported_by_their_sizes():
         ("longer", 1, 2),
         ("new", None, 2),
     ]
+
+
+def test_files_of_the_same_text_are_the_same_whatever_encoded_it():
+    old, new = (
+        replace(made, files=(replace(made.files[0], content="0" * 64),))
+        for made in (artifact(1, files={"a.parquet": data}) for data in "xy")
+    )
+    assert differ(old, new)["files"] == []
 
 
 def test_inputs_differ_by_their_contents_alone():

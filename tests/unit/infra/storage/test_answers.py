@@ -1,5 +1,6 @@
 """Operations are repeated for passing reasons, for a while; errors name a remedy."""
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.retry import RetryPolicy
-from infra.storage.base import StoreUnavailable
+from infra.storage.base import BadObject, StoreUnavailable
 from infra.storage.s3.errors import NoResponse, code_of
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -126,3 +127,11 @@ def test_why_no_server_answered_is_said_in_a_few_words_after_the_last_try(
         put(*[error] * 5, ValueError("asked again"))
     assert str(caught.value).endswith(text.format(ENDPOINT))
     assert "login page" in (caught.value.hint or "")
+
+
+def test_an_object_without_a_length_is_not_read() -> None:
+    store, body = S3Store("s3://bucket/p"), io.BytesIO(b"endless")
+    store.client = SimpleNamespace(get_object=lambda **_: {"ETag": "", "Body": body})
+    with pytest.raises(BadObject):
+        store.get("a/b")
+    assert body.closed
