@@ -11,7 +11,7 @@ from flows.artifacts.cache import Cache
 from flows.artifacts.names import open_model, open_run
 from flows.artifacts.pins import PINS
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import point
+from flows.artifacts.runs import point, write_run
 from flows.identity.ref import ArtifactRef
 from nanochat_core.model.checkpoint import load_model
 from tests.support.flows.terminal import Terminal
@@ -64,7 +64,14 @@ def test_an_imported_model_is_found_by_its_name(nanochats, store, tmp_path, term
     assert not list(store.list(PINS))
 
 
-def test_the_same_files_again_are_the_same_artifact(nanochats, store, tmp_path, terminal):
+def test_the_same_files_again_are_the_same_artifact(
+    nanochats, store, tmp_path, terminal, monkeypatch
+):
+    def write_pinned(*arguments):  # until a run names it, no garbage collection may take it
+        assert list(store.list(PINS))
+        write_run(*arguments)
+
+    monkeypatch.setattr("flows.interop.import_model.write_run", write_pinned)
     path = str(nanochats / "base_checkpoints" / "d4")
     first = imported(terminal, path, "--name", "one")[0]
     (tmp_path / "home" / "scratch-x").mkdir()  # of one that was killed
@@ -124,6 +131,7 @@ def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, termi
     assert "choose one with --name" in failed(terminal, str(tmp_path / ".d4"))
     pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
     words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
+    assert "spring" in failed(terminal, *words, "--era", "spring")
     assert imported(terminal, *words)[0].startswith("pretrain@mine")
 
 

@@ -5,10 +5,13 @@ from dataclasses import asdict
 
 import pytest
 
+from flows.artifacts import checkpoint_records, pins, revocations, runs
 from flows.artifacts.publish import find_manifest
+from flows.identity import redo
 from flows.identity.manifest import FORMAT
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -38,6 +41,13 @@ def test_a_record_of_another_format_is_refused_by_its_number(tmp_path, change, h
     assert "\n" not in str(caught.value)
     assert hint in (caught.value.hint or "")
     assert "delete" not in (caught.value.hint or "")
+
+
+def test_a_number_changes_only_with_what_is_stored_under_it():
+    """Of the records in stores, which a version with another number does not read."""
+    of_artifacts = (FORMAT, checkpoint_records.FORMAT, revocations.FORMAT, redo.FORMAT)
+    of_runs = (runs.FORMAT, runs.TAG_FORMAT, lease.FORMAT, pins.FORMAT)
+    assert (of_artifacts, of_runs) == ((4, 3, 3, 1), (6, 4, 3, 1))
 
 
 def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path):

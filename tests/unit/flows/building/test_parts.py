@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flows.artifacts.checkpoints import (
 )
 from flows.building.checkpoint_shards import file_of, note_shard, uploading_shards
 from flows.building.coordinator import Coordinator
-from flows.building.messages import CheckpointShard, Start
+from flows.building.messages import CheckpointShard, Start, Status
 from flows.identity.manifest import File
 from flows.leases.held_lease import LeaseTimings
 from infra.storage.base import OnBytes, ignore_bytes
@@ -166,6 +167,23 @@ def make_coordinator(job: Job) -> Coordinator:
     start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
     unused: Any = None  # shards need no lease and no stop
     return Coordinator(job, start, unused, unused, LeaseTimings(), lambda text: None)
+
+
+def test_a_node_is_admitted_until_the_ranks_start_and_lost_until_it_has_ended(jobs):
+    coordinator = make_coordinator(jobs[0])
+    link: Any = None
+
+    def admits(node: int) -> bool:
+        return coordinator._admit(link, Status(node=node, host="b", state="coming")) is not None
+
+    assert [admits(node) for node in (0, 2, 1)] == [False, False, True]
+    peer = coordinator._peers[1]
+    peer.lost = "is gone"
+    assert "node 1, b, is gone" in str(coordinator._errors())
+    peer.status = replace(peer.status, state="ended")
+    assert coordinator._errors() == []
+    coordinator.start = replace(coordinator.start, endpoint="a:1")
+    assert not admits(1)
 
 
 def test_a_checkpoint_is_sent_after_a_part_of_a_later_one_came(store, jobs):
