@@ -98,16 +98,20 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
             stopped()
 
 
-def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt(), caller.StageInterrupted("stopped"), None, ValueError()], ids=repr
+)
+def test_after_cancel_a_run_that_does_not_fail_ends_as_cancelled(monkeypatch, tmp_path, end):
     called = caller.LocalRun(home=tmp_path, watch=lambda *_: None)
     monkeypatch.setattr(caller, "is_cancelled", lambda run: True)
     monkeypatch.setattr(caller, "SLOW_SECONDS", 0.01)
 
     def body() -> Any:
         assert called.stop.wait(60)
-        raise KeyboardInterrupt
+        if end is not None:  # else all was built meanwhile
+            raise end
 
     state: Any = None
-    with contextlib.suppress(KeyboardInterrupt), caller.running_locally(called):
+    with contextlib.suppress(KeyboardInterrupt, ValueError), caller.running_locally(called):
         state = caller.end_when_cancelled(body)
-    assert state.is_cancelled()
+    assert bool(state and state.is_cancelled()) == (not isinstance(end, ValueError))
