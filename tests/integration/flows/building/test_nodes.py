@@ -26,6 +26,7 @@ from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ConfigError, StageError
 from tests.support.flows.two_nodes import QUICK, connection, context_of, say, start
+from tests.support.flows.waiting import wait_until
 
 # Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
 ENTRY = """
@@ -254,12 +255,19 @@ def test_a_node_that_says_nothing_is_lost(stage, contexts, pool):
 
 
 def test_of_two_machines_with_one_number_one_ends(stage, contexts, pool):
+    lines: list[str] = []
     contexts = [
-        replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
+        replace(
+            context,
+            placement=replace(context.placement, nodes=3),
+            watch=lambda _, event: lines.append(str(event.get("text"))),
+        )
+        for context in contexts
     ]
     first = start(pool, stage, contexts[0], 0)
     with connection(stage, contexts[1], first) as link:
         say(link, "ready")
+        wait_until(lambda: "waiting: for node 2 of 3" in lines)
         with pytest.raises(StageError, match="node 1 is on host b too"):
             start(pool, stage, contexts[1], 1).result()
     contexts[0].stop.set()

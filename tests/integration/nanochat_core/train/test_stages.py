@@ -110,7 +110,7 @@ def test_a_disk_that_hangs_is_found_in_the_end(heart, monkeypatch):
 
     def write():
         watch = Watchdog(heart)
-        while watch.find() is None:
+        while watch.find_hang() is None:
             time.sleep(0.1)
 
     checkpointer._Writing(write).wait()

@@ -137,8 +137,9 @@ def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, counted
             for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
                 file.write(f"{line}\n")
                 file.flush()
-        seen = len(counted.gets)
-        wait_until(lambda: len(counted.gets) > seen + 3)
+        # More often than in one poll, which may have begun before, also if it checks who builds.
+        seen, key = len(counted.gets), f"runs/{run.run}.json"
+        wait_until(lambda: counted.gets[seen:].count(key) > 8)
         write_events(events, STEPS[:1])  # it is built again
 
     with ends(run, reads=3, first=log):
