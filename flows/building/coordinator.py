@@ -95,10 +95,14 @@ class Coordinator:
         while True:
             if errors := self._errors():
                 raise errors[0]
-            here = {number: peer.status.state for number, peer in list(self._peers.items())}
-            missing = [n for n in range(1, self.start.nodes) if here.get(n) != "ready"]
-            if not missing:
-                break
+            with self._lock:  # a node that is lost from here on is lost from the attempt
+                here = {number: peer.status.state for number, peer in self._peers.items()}
+                missing = [n for n in range(1, self.start.nodes) if here.get(n) != "ready"]
+                if not missing:
+                    self.start = replace(self.start, endpoint=f"{address}:{find_port()}")
+                    for peer in self._peers.values():
+                        peer.link.send(asdict(self.start))
+                    return
             if self.stop.wait(min(self.terms.poll, POLL_SECONDS)):
                 raise StageInterrupted(f"{self.job.stage} was not started: it is being stopped")
             self.lease.raise_if_lost()
@@ -114,10 +118,6 @@ class Coordinator:
                 )
             names = ", ".join(map(str, missing))
             waiting.report(names, f"waiting: for node {names} of {self.start.nodes}")
-        with self._lock:
-            self.start = replace(self.start, endpoint=f"{address}:{find_port()}")
-            for peer in self._peers.values():
-                peer.link.send(asdict(self.start))
 
     def explain(self, error: StageError) -> StageError:
         """Return the error that ended the attempt: another node's if there is one, else `error`.

@@ -1,12 +1,15 @@
 """Checkpoint files of other nodes travel through the store, and are sent once."""
 
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +24,7 @@ from flows.artifacts.checkpoints import (
     settle,
 )
 from flows.building.checkpoint_shards import file_of, note_shard, uploading_shards
-from flows.building.coordinator import Coordinator
+from flows.building.coordinator import Coordinator, NodeLost, _Peer
 from flows.building.messages import CheckpointShard, Start, Status
 from flows.identity.manifest import File
 from flows.leases.held_lease import LeaseTimings
@@ -184,6 +187,27 @@ def test_a_node_is_admitted_until_the_ranks_start_and_lost_until_it_has_ended(jo
     assert coordinator._errors() == []
     coordinator.start = replace(coordinator.start, endpoint="a:1")
     assert not admits(1)
+
+
+def test_ranks_do_not_start_without_a_node_that_is_lost_at_the_last_moment(jobs):
+    coordinator = make_coordinator(jobs[0])
+    coordinator.terms = LeaseTimings(meet=0.0)
+    coordinator.stop, coordinator.lease = threading.Event(), Mock()
+    peer = _Peer(link=Mock(), status=Status(node=1, host="b", state="ready"))
+    coordinator._peers[1] = peer
+    lock = coordinator._lock
+
+    @contextlib.contextmanager
+    def late() -> Iterator[None]:
+        """The lock, as it is free once node 1 has been lost."""
+        coordinator._lock = lock
+        coordinator._lose(peer, "is gone")
+        with lock:
+            yield
+
+    coordinator._lock = late()
+    with pytest.raises(NodeLost, match="node 1 did not come"):
+        coordinator.assemble("127.0.0.1")
 
 
 def test_a_checkpoint_is_sent_after_a_part_of_a_later_one_came(store, jobs):
