@@ -19,11 +19,10 @@ from flows.cli.options import (
     parameter_of,
 )
 from flows.cli.output import print_line, print_lines, print_result, print_warning
-from flows.cli.requests import plan_request
 from flows.cli.train.run import resumable
 from flows.evals.suite import DROP, MODEL, NIGHTLY, EvalRequest, Suite, open_suite
 from flows.orchestration.local_run import check_pool_exists, connect, ready
-from flows.plan.planned import open_settings
+from flows.plan.planned import open_settings, plan_run
 from flows.render.table import Table, texts
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
@@ -91,9 +90,12 @@ def evals(
     given: dict[str, Any] = shared(EvalRequest, options) | {"model": model}
     given |= {"store": options.store_url, "place": options.place_settings}
     # Before a server may be started: wrong options must cost nothing.
-    suite = open_suite(EvalRequest(**given), options.open_store(), warn=print_warning)
+    store, home = options.open_store(), options.home_path
+    suite = open_suite(EvalRequest(**given), store, warn=print_warning)
     check_workers(suite.run, is_here=not schedule)
-    plan_request(suite.run, options, will_run=False)  # raises for wrong settings
+    # Raises for wrong settings. What the plan warns of, the suite has warned of, or the run does.
+    planned = plan_run(suite.run, store, home, log=lambda text: None, will_run=False)
+    options.warn_of(planned.placement)
     command = shlex.join(["nanochat", "evals", model, *options.argv])
     if not schedule:
         return _run(suite, command, options)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
 from flows.cli.app import main
 from tests.support.flows.measured import put_measured
@@ -290,3 +291,17 @@ def test_a_value_that_is_nested_too_deeply_is_one_line(words, depth, tmp_path, c
     file.write_text(f"profile = 'tiny'\nseed = {nested}\n")
     assert main(f"{words}{nested if '=' in words else file}".split()) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_evaluation_warns_once_of_what_the_model_was_made_from(store, capsys):
+    rows, base = put_artifact(store, make_manifest("rows")), make_manifest("pretrain")
+    model = put_artifact(
+        store, make_manifest("sft", inputs={"pretrain": put_artifact(store, base)})
+    )
+    data = put_artifact(store, make_manifest("task_data"))
+    put_run(store, "tiny-1", rows, data, base, model)
+    revoke(store, base, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
+    assert main(["evals", "tiny", "--place", "bogus=1"]) == 1
+    warning, error, _ = capsys.readouterr().err.splitlines()
+    assert f"{model.name} was made from {base.name}" in warning
+    assert error.startswith("error: 'bogus=1' does not set")
