@@ -33,6 +33,8 @@ def test_an_alert_follows_the_code_and_stays_switched_off(deploy, api, posted):
     assert deploy(webhook=posted[0]).changed == ("nanochat-pool-not-ready",)
     found = api.automations()["nanochat-pool-not-ready"]
     assert (found["trigger"]["threshold"], found["enabled"]) == (1, False)
+    api.post("/automations/", body)  # two processes that create one at once make two
+    assert deploy(webhook=posted[0]).changed == ("nanochat-pool-not-ready",)
     assert deploy(webhook=posted[0]).changed == ()
     forget_alerts(api)
 

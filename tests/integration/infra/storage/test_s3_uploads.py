@@ -120,6 +120,9 @@ def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(rig
     assert rig.store.abort_stale_uploads(before=time.time() - 45_000) == 2
     assert set(rig.uploads) == {new, other}
     assert list(rig.store.list("")) == []
+    rig.refuse("GET uploads", 403, "AccessDenied")
+    with pytest.raises(StoreError, match="AccessDenied"):
+        rig.store.abort_stale_uploads(before=0.0)
 
 
 def test_several_transfers_share_the_threads(rig: Rig) -> None:

@@ -30,6 +30,11 @@ def test_a_revoked_artifact_is_to_be_built_again_and_every_descendant_is_flagged
     assert full_house.plan().up_to_date
 
 
+def test_a_revocation_that_came_without_its_artifact_counts(full_house):
+    full_house.store.delete(take_back(full_house, "pretrain").ref.manifest_key)
+    assert full_house.plan().of("pretrain").identity.redo == 1
+
+
 def test_a_revoked_artifact_after_a_revoked_one_is_both(full_house, shows):
     sft = full_house.plan().of("sft").manifest
     assert sft
