@@ -39,6 +39,8 @@ def settings_reach(request: RunRequest, stages: Sequence[Stage]) -> tuple[Change
     `changed_settings`.
     """
     profile, depth = request.profile, request.depth
+    if depth is None and not request.overrides:
+        return ()
     default, base = _run(profile, None, ()), _run(profile, depth, ())
     run = _run(profile, depth, request.overrides)
     readers: dict[str, list[str]] = {}
