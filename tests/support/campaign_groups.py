@@ -58,7 +58,6 @@ GROUPS = {
         "nanochat_core/engine",
         "nanochat_core/model",
         "nanochat_core/server",
-        "infra/launch",
     ),
     "attacks": (
         "security",

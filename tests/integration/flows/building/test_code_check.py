@@ -33,17 +33,6 @@ def run(job):
     (job.output / "a").write_text(f"{toy_part.NUMBER} {words}")
     return {}
 """
-LATE = """
-import time
-
-def run(job):
-    while not (job.directory.parents[2] / "go").exists():
-        time.sleep(0.01)
-    from tasks import toy_part
-
-    (job.output / "a").write_text(str(toy_part.NUMBER))
-    return {}
-"""
 
 COUNT = """
     count = job.checkpoints / "attempts"
@@ -138,18 +127,6 @@ def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys, stage):
 
     assert not built.cached
     assert build(stage, context, {}, force=False).cached
-
-
-def test_a_module_that_is_imported_late_is_checked_too(toys):
-    (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 1\n")
-    late = toys.stage("late", source=LATE)
-
-    def edit() -> None:
-        (toys.root / "tasks" / "toy_part.py").write_text("NUMBER = 2\n")
-        (toys.home / "go").touch()
-
-    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
-        build(late, editing(toys, edit), {}, force=False)
 
 
 def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(toys, stage):

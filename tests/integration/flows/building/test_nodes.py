@@ -1,6 +1,9 @@
 """Nodes that build one stage together: they meet, lose each other and resume."""
 
+import contextlib
+import json
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,16 +20,15 @@ from flows.artifacts.publish import find_manifest
 from flows.building import nodes
 from flows.building.build import BuildContext, build
 from flows.building.coordinator import NodeLost
-from flows.building.messages import Start, read_message
+from flows.building.messages import Start, Status, read_message
 from flows.building.nodes import build_share
 from flows.building.retry import TransientStageError, is_retryable
 from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from infra.launch.link import LinkLost
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ConfigError, StageError
-from tests.support.flows.two_nodes import QUICK, connection, context_of, say, start
+from tests.support.flows.two_nodes import QUICK, connection, context_of, port_of, say, start
 from tests.support.flows.waiting import wait_until
 
 # Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
@@ -167,27 +170,21 @@ def test_a_node_that_is_lost_is_waited_for_and_both_go_on(stage, contexts, pool,
 
 
 @pytest.mark.torch
-def test_a_store_that_is_away_for_a_while_ends_no_attempt(toys, contexts, pool):
-    source = ENTRY.replace("step == 3 and rank and not found", "step > 4")
-    stage = toys.stage("train", source=source, compute="gpu")
-    refused: list[str] = []
-
-    def upload(key: str, path: Path, **options: Any) -> None:
-        if len(refused) < 5:
-            refused.append(key)
-            raise StoreUnavailable("no answer")
-        contexts[0].store.upload(key, path, **options)
-
-    class Away:
-        def __getattr__(self, name: str) -> Any:
-            return upload if name == "upload" else getattr(contexts[0].store, name)
-
-    away: Any = Away()
-    other = start(pool, stage, replace(contexts[1], store=away), 1)
-    built = start(pool, stage, contexts[0], 0).result()
-    assert other.result().manifest == built.manifest
-    assert len(refused) == 5
-    assert len(built.manifest.provenance.segments) == 1  # one attempt
+def test_a_host_without_the_secret_learns_nothing_and_changes_nothing(toys, contexts, pool):
+    stage = toys.stage("train", source=EASY, compute="gpu")
+    first = start(pool, stage, contexts[0], 0)
+    endpoint, secret = port_of(stage, contexts[1], first)
+    host, _, port = endpoint.rpartition(":")
+    claim = Status(node=1, host="other", state="ended", text="it failed")
+    with (
+        socket.create_connection((host, int(port)), timeout=30.0),  # stays, silent
+        socket.create_connection((host, int(port)), timeout=30.0) as hostile,
+    ):
+        hostile.sendall(f"{secret[::-1]}\n{json.dumps(asdict(claim))}\n".encode())
+        with contextlib.suppress(ConnectionResetError):
+            assert hostile.recv(100) == b""
+        other = start(pool, stage, contexts[1], 1)
+        assert first.result().manifest == other.result().manifest
 
 
 @pytest.mark.torch
@@ -364,25 +361,6 @@ def test_a_store_in_the_home_of_one_is_refused(stage, toys):
         build(stage, context, {}, force=False)
 
 
-class Cut:
-    """A connection that ends after these messages."""
-
-    def __init__(self, *messages: Start) -> None:
-        self.left = [asdict(message) for message in messages]
-        self.said: list[str] = []
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.said += [message["state"]] if message else []
-
-    def receive(self) -> dict[str, Any]:
-        if not self.left:
-            raise LinkLost("is gone")
-        return self.left.pop(0)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("met", "said"), [(0, ["coming", "ended"]), (1, ["coming", "ready", "ended"])]
 )
@@ -390,8 +368,9 @@ def test_a_node_whose_connection_ends_before_the_start_gives_the_attempt_up(
     contexts, tmp_path, met, said
 ):
     start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="", device_batch_size=1)
-    link: Any = Cut(*[start] * met)
+    link = Mock(receive=Mock(side_effect=[*[asdict(start)] * met, LinkLost("is gone")]))
     job: Any = SimpleNamespace(checkpoints=tmp_path / "checkpoints", stage="train")
     attempt = nodes._Attempt(contexts[1], SimpleNamespace(stage="train"), link, 1)
     assert attempt.run(lambda start: (job, None)) == bool(met)
-    assert link.said == said
+    messages = [call.args[0] for call in link.send.call_args_list]
+    assert [message["state"] for message in messages if message] == said

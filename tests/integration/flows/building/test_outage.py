@@ -3,19 +3,13 @@
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.artifacts.publish import find_manifest
 from flows.building.build import BuildContext, build
-from flows.identity.fingerprint import Code, identify
-from flows.identity.ref import ArtifactRef
-from flows.leases.held_lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
-from tests.support.flows.claims import claim
 from tests.support.flows.fixtures import SAVE
 from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.waiting import wait_until
@@ -124,26 +118,3 @@ def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later
     build(stage, context_of(toys), {}, force=False)
 
     assert steps_done(toys) == list(range(1, 9))
-
-
-def test_another_owner_ends_the_wait_to_publish(toys):
-    (toys.home.parent / "go").touch()
-    stage = toys.stage("train", source=TRAIN)
-    context = context_of(toys)
-    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
-    outage: Any = Outage(context.store, "upload", "/files/", seconds=3600)
-
-    def take_over() -> None:
-        wait_until(lambda: outage.until is not None)
-        other = claim("b")
-        try_acquire(context.store, ArtifactRef("train", fingerprint), other, ttl=-1.0)
-        outage.until = 0.0
-
-    other = threading.Thread(target=take_over)
-    other.start()
-    with pytest.raises(LeaseLost, match="to run run-b"):
-        build(stage, replace(context, store=outage), {}, force=False)
-    other.join()
-
-    assert find_manifest(context.store, ArtifactRef("train", fingerprint)) is None
-    assert list(Path(context.work).glob("train/*/output/value.txt"))

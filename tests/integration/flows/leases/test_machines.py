@@ -38,12 +38,13 @@ def test_a_live_builder_of_another_home_or_container_keeps_its_lease(toys, build
     builder = builders("one", inside=first)
     read_until(builder, "step")
     waiter = builders("two", inside=second)
-    read_until(waiter, "waiting")
+    said = read_until(waiter, "waiting")
     time.sleep(1.0)
     assert waiter.poll() is None
     (toys.home.parent / "go").touch()
     ends = [read_until(process, "end")[-1] for process in (builder, waiter)]
 
+    assert "waiting: built by run run-one on host " in said[-1]["text"]
     assert bodies(toys) == ["one"]
     assert [(end["error"], end["cached"]) for end in ends] == [(None, False), (None, True)]
 
@@ -66,17 +67,18 @@ def test_a_killed_builder_of_another_container_is_succeeded_when_its_lease_has_r
     assert bodies(toys) == ["one", "one"]
 
 
-def test_a_killed_builder_of_another_home_is_succeeded_at_once(toys, builders):
+@pytest.mark.parametrize("home", ["one", "two"])
+def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys, builders, home):
     killed = builders("one")
     read_until(killed, "step")
-    waiter = builders("two", ttl=1000.0)
+    waiter = builders(home, ttl=1000.0)
     read_until(waiter, "waiting")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     (toys.home.parent / "go").touch()
 
     assert read_until(waiter, "end")[-1]["error"] is None
-    assert bodies(toys) == ["one", "two"]
+    assert bodies(toys) == ["one", home]
 
 
 ASK = """

@@ -21,7 +21,7 @@ def run(job):
 def test_a_job_that_compiles_begins_without_unfinished_kernels(
     jobs: ToyJobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That torch leaves one when it is killed, and compiles it again, is tested by a campaign."""
+    """torch leaves one if it is killed while it links, and would load it as it is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(VARIABLE, raising=False)
     job = jobs.make(ENTRY, compile=True)

@@ -1,5 +1,6 @@
 """What an earlier attempt left in a job's directory is waited for, and ended when it is stuck."""
 
+import contextlib
 import json
 import os
 import signal
@@ -44,11 +45,11 @@ def job(jobs: ToyJobs) -> Job:
     return job
 
 
-@pytest.fixture
-def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
-    """A live process that holds the lock of rank 0 and has not written its name."""
+@contextlib.contextmanager
+def holding(job: Job, rank: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process that holds the lock of a rank and has not written its name."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(job.directory / "worker-0.lock")],
+        [sys.executable, "-c", HOLD, str(job.directory / f"worker-{rank}.lock")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
@@ -56,6 +57,12 @@ def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.readline()
         yield process
         process.kill()
+
+
+@pytest.fixture
+def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    with holding(job, 0) as process:
+        yield process
 
 
 def wait_for_earlier(seconds: float, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +166,7 @@ def test_stuck_workers_of_several_ranks_are_waited_for_together(
     job: Job, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_earlier(0.3, job, monkeypatch)
-    lock = job.directory / "worker-1.lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as second:
-        assert second.stdout is not None
-        second.stdout.readline()
+    with holding(job, 1) as second:
         for rank, process in enumerate((holder, second)):
             record = {"format": 1, "pid": process.pid, "start": start_of(process.pid)}
             (job.directory / f"worker-{rank}.lock").write_text(json.dumps(record))
@@ -173,10 +175,6 @@ def test_stuck_workers_of_several_ranks_are_waited_for_together(
         with earlier_workers_ended(job, said.append, threading.Event()) as ended:
             assert ended
 
-        assert [line.split()[0] for line in dict.fromkeys(said)] == [
-            "waiting",
-            "waiting",
-            "killed",
-            "killed",
-        ]
+        kinds = [line.split()[0] for line in dict.fromkeys(said)]
+        assert kinds == ["waiting", "waiting", "killed", "killed"]
         assert (holder.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,19 +31,10 @@ SLEEP = """
 """
 
 
-def in_thread(job: Job, stop: threading.Event) -> tuple[threading.Thread, list[BaseException]]:
-    """Run the job in a thread; returns it and where its error will be."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            ToyJobs.run(job, stop=stop)
-        except StageError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, errors
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
 
 
 def wait_for_events(job: Job) -> None:
@@ -177,16 +170,15 @@ def test_results_of_an_earlier_attempt_are_not_believed(jobs: ToyJobs) -> None:
     assert jobs.run(jobs.body("    return {'n': 2}")).metrics == {"n": 2}
 
 
-def test_a_worker_that_gets_sigterm_is_interrupted(jobs: ToyJobs) -> None:
+def test_a_worker_that_gets_sigterm_is_interrupted(jobs: ToyJobs, pool: ThreadPoolExecutor) -> None:
     job = jobs.body(SLEEP)
-    thread, errors = in_thread(job, threading.Event())
+    running = pool.submit(jobs.run, job)
     wait_for_events(job)
 
     for worker in workers_of(job.directory):
         worker.terminate()
-    thread.join(120)
 
-    assert [type(error) for error in errors] == [StageInterrupted]
+    assert isinstance(running.exception(120), StageInterrupted)
 
 
 def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(jobs: ToyJobs) -> None:
@@ -199,19 +191,6 @@ def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(jobs
 """)
     with pytest.raises(StageInterrupted):
         jobs.run(job)
-
-
-def test_setting_stop_interrupts_the_job(jobs: ToyJobs) -> None:
-    job = jobs.body(SLEEP)
-    stop = threading.Event()
-    thread, errors = in_thread(job, stop)
-    wait_for_events(job)
-
-    stop.set()
-    thread.join(120)
-
-    assert [type(error) for error in errors] == [StageInterrupted]
-    assert not workers_of(job.directory)
 
 
 def test_an_exception_in_the_launcher_stops_the_worker_first(jobs: ToyJobs) -> None:
@@ -242,10 +221,9 @@ def test_kill_9_of_the_launcher_leaves_no_worker(jobs: ToyJobs) -> None:
 
 @pytest.mark.parametrize(("grace", "saved"), [(60.0, True), (6.0, False)])
 def test_a_job_that_is_stopped_has_the_grace_of_its_resources_to_save(
-    jobs: ToyJobs, grace: float, saved: bool
+    jobs: ToyJobs, pool: ThreadPoolExecutor, grace: float, saved: bool
 ) -> None:
-    job = jobs.body(
-        """
+    job = jobs.body("""
     import time
     from nanochat_core.runtime.interrupt import STOP
     with STOP.deferred():
@@ -255,13 +233,12 @@ def test_a_job_that_is_stopped_has_the_grace_of_its_resources_to_save(
         for _ in range(400):  # 4 s: longer than the smaller grace leaves, shorter than the larger
             time.sleep(0.01)
         (job.directory / "saved").touch()
-"""
-    )
+""")
     job = replace(job, resources=replace(job.resources, grace_seconds=grace))
     stop = threading.Event()
-    running, errors = in_thread(job, stop)
+    running = pool.submit(jobs.run, job, stop=stop)
     wait_until((job.directory / "up").exists)
     stop.set()
-    running.join()
+    assert isinstance(running.exception(120), StageInterrupted)
     assert (job.directory / "saved").exists() == saved
-    assert isinstance(errors[0], StageError)
+    assert not workers_of(job.directory)

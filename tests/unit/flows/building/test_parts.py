@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from flows.building.coordinator import Coordinator, NodeLost, _Peer
 from flows.building.messages import CheckpointShard, Start, Status
 from flows.identity.manifest import File
 from flows.leases.held_lease import LeaseTimings
-from infra.storage.base import OnBytes, ignore_bytes
+from infra.storage.base import OnBytes, StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job
+from tests.support.flows.waiting import wait_until
 from tests.unit.flows.artifacts.test_checkpoints import make_job
 from tests.unit.flows.artifacts.test_checkpoints import save as save_alone
 
@@ -135,35 +136,32 @@ def test_equal_files_of_another_step_are_sent_again(store, jobs):
     assert is_whole(directory)
 
 
-def test_what_is_written_last_is_sent_before_the_block_ends(store, jobs):
+def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(store, jobs, monkeypatch):
+    _, b = jobs
+    write(b, 5, 1)
+    real = store.upload
+
+    def slow_upload(key: str, path: Path, *, on_bytes: OnBytes) -> None:
+        write(b, 9, 1)
+        on_bytes(1)
+        real(key, path, on_bytes=on_bytes)
+
+    monkeypatch.setattr(store, "upload", slow_upload)
+    assert upload(store, b) == []
+    assert [shard.step for shard in upload(store, b)] == [9]
+
+
+def test_a_shard_that_the_store_did_not_take_is_reported_and_sent_later(store, jobs, monkeypatch):
     _, b = jobs
     heard: list[CheckpointShard] = []
     errors: list[NanochatError] = []
     with uploading_shards(store, b, [1], epoch=7, on_shard=heard.append, on_error=errors.append):
-        write(b, 9, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "upload", Mock(side_effect=StoreUnavailable("no answer")))
+            write(b, 9, 1)
+            wait_until(lambda: errors)
+        assert heard == []
     assert [shard.step for shard in heard] == [9]
-    assert errors == []
-
-
-class SlowStore(LocalStore):
-    """Calls `during` in the middle of an upload."""
-
-    def __init__(self, root: Path, during: Callable[[], object]) -> None:
-        super().__init__(root)
-        self.during = during
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        self.during()
-        on_bytes(1)
-        super().upload(key, path)
-
-
-def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(tmp_path, jobs):
-    _, b = jobs
-    write(b, 5, 1)
-    slow = SlowStore(tmp_path / "store", lambda: write(b, 9, 1))
-    assert upload(slow, b) == []
-    assert [shard.step for shard in upload(slow, b)] == [9]
 
 
 def make_coordinator(job: Job) -> Coordinator:
@@ -258,23 +256,19 @@ def test_a_node_has_exactly_the_checkpoint_that_was_called(store, jobs):
 def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(store, jobs):
     a, b = jobs
     write(a, 4, 0)
-    send_whole(store, a, commit(a, 4, 1))
+    directory = commit(a, 4, 1)
+    sent = commit_of(directory)
+    send_whole(store, a, directory)
     write(b, 4, 0, text="another attempt's")
     other = commit(b, 4, 1)
     assert not is_stored(store, b, other)
     with pytest.raises(ArtifactError, match="step 4 is not in"):
         restore_step(store, a, 4, commit=commit_of(other), log=lambda text: None)
-
-
-def test_a_node_whose_checkpoint_is_damaged_in_the_store_says_who_sends_it_again(store, jobs):
-    a, b = jobs
-    directory = save_alone(a, 4)
-    send_whole(store, a, directory)
     for entry in list(store.list("pretrain/")):
-        if not entry.key.endswith(".json"):
+        if entry.key.endswith(".safetensors"):
             store.put(entry.key, bytes(entry.size))
     with pytest.raises(ArtifactError) as caught:
-        restore_step(store, b, 4, commit=commit_of(directory), log=lambda text: None)
+        restore_step(store, b, 4, commit=sent, log=lambda text: None)
     assert "node 0 sends it again" in (caught.value.hint or "")
 
 

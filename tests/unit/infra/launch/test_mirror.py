@@ -85,19 +85,30 @@ def test_the_last_one_is_sent_before_the_block_is_left_also_by_an_error(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("raises", "error", "said"),
     [
-        (StoreError("not now"), "not now"),
-        (OSError(28, "No space left on device"), "no space left on device"),
-        (FileNotFoundError(2, "No such file or directory"), "no such file or directory"),
+        ("send", StoreError("not now"), "not now"),
+        ("send", OSError(28, "No space left on device"), "no space left on device"),
+        ("send", FileNotFoundError(2, "No such file or directory"), "no such file or directory"),
+        ("skip", StageError("result.json is of another format"), "another format"),
+        ("skip", ValueError("no JSON"), "no json')"),
+        ("skip", KeyError("status"), "keyerror('status')"),
+        ("skip", TypeError("a list, not an object"), "a list, not an object')"),
     ],
 )
-def test_a_store_or_a_disk_that_fails_is_reported_and_retried(
-    tmp_path: Path, error: Exception, said: str
+def test_an_error_is_reported_and_what_was_saved_is_sent_at_the_next_look(
+    tmp_path: Path, raises: str, error: Exception, said: str
 ):
     receiver = Receiver()
-    receiver.fail = [error, error]
-    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+    errors: dict[str, list[Exception]] = {"send": receiver.fail, "skip": []}
+    errors[raises] += [error, error]
+
+    def skip(directory: Path) -> bool:
+        if errors["skip"]:
+            raise errors["skip"].pop()
+        return False
+
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, skip=skip, every=0.005):
         save(tmp_path, 1)
         wait_until(lambda: receiver.steps == [1])
     assert [str(error).endswith(said) for error in receiver.errors] == [True, True]
@@ -130,9 +141,8 @@ def test_at_the_end_an_older_upload_is_given_up_for_the_newest(tmp_path: Path, n
 
     def send(copy: Path, check: Callable[[], None]) -> None:
         reached.set()
-        for _ in range(
-            20_000 if newer and copy.name.endswith("1") else 20
-        ):  # each a block of bytes
+        blocks = 20_000 if newer and copy.name.endswith("1") else 20
+        for _ in range(blocks):
             check()
             time.sleep(0.005)
         sent.append(copy.name[-1])
@@ -201,32 +211,3 @@ def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.M
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=60.0):
         save(tmp_path, 1)
     assert receiver.steps == [1]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        StageError("result.json is of another format"),
-        ValueError("no JSON"),
-        KeyError("status"),
-        TypeError("a list, not an object"),
-    ],
-)
-def test_an_error_in_skip_is_reported_and_later_checkpoints_are_sent(
-    tmp_path: Path, error: Exception
-):
-    receiver = Receiver()
-    asked: list[Path] = []
-
-    def skip(directory: Path) -> bool:
-        asked.append(directory)
-        if len(asked) == 1:
-            raise error
-        return False
-
-    with mirror(tmp_path, receiver, on_error=receiver.errors.append, skip=skip, every=0.005):
-        for step in (1, 2):
-            save(tmp_path, step)
-            wait_until(lambda step=step: receiver.steps[-1:] == [step])
-    assert receiver.steps == [1, 2]
-    assert len(receiver.errors) == 1
