@@ -52,7 +52,7 @@ class ChatSession:
         self._context = context
         self._turns: list[list[int]] = []  # token ids of a question and, once given, its answer
         self.num_answers = 0  # with this seed
-        self.forgotten = 0  # turns that the context had no room for, since the last `clear`
+        self.forgotten = 0  # turns that the context had no room for
 
     @classmethod
     def open(cls, directory: Path, *, sampling: Sampling, device: str) -> Self:
@@ -84,7 +84,6 @@ class ChatSession:
     def clear(self) -> None:
         """Forget the conversation."""
         self._turns.clear()
-        self.forgotten = 0
 
     def ask(self, text: str) -> str:
         """Return the answer to `text` without its calculator calls; raises like `answer`."""

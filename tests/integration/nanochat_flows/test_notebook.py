@@ -76,3 +76,11 @@ def test_its_python_draws_the_curve_lists_scores_and_chats(
     answers = printed.partition("> Who are you?\n")[2].splitlines()
     assert answers[0]
     assert "> What is 15 - 3?" in answers
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_chat_repeats_by_its_seed() -> None:
+    first, again, other = (open_client().chat("tiny", max_tokens=8, seed=s) for s in (7, 7, 8))
+    answers = [first.ask("hello"), first.ask("and again")]
+    assert [again.ask("hello"), again.ask("and again")] == answers
+    assert other.ask("hello") != answers[0]

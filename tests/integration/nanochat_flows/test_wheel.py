@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.identity.fingerprint import Code
+from flows.profiles import open_profile
 from flows.stages import STAGES
+from infra.storage.local import LocalStore
 from nanochat_flows.packages import PACKAGES
+from tests.support.flows.house import build as build_stages
 from tests.support.installed import FILLED_IN, ROOT, Installed, build, wheel
 from tests.support.pythons import PYTHONS
 from tests.unit.flows.cli.test_infra import FOLDERS, files_in
@@ -31,10 +35,17 @@ def foreign(wheel: Installed, tmp_path: Path) -> Installed:
     return replace(wheel, cwd=tmp_path)
 
 
-def test_it_plans(wheel: Installed) -> None:
-    done = wheel.run("nanochat", "plan", "tiny", "--json")
+def test_it_plans_as_the_checkout_does_whatever_folders_are_around(
+    foreign: Installed, tmp_path: Path
+) -> None:
+    """One version of the code has the same fingerprints wherever it lies."""
+    home = tmp_path / "built"
+    tiny = open_profile("tiny").run
+    build_stages(LocalStore(home / "store"), home / "work", Code(ROOT), run=tiny)
+    done = foreign.run("nanochat", "plan", "tiny", "--json", NANOCHAT_HOME=str(home))
     assert (done.returncode, done.stderr) == (0, "")
-    assert [item["stage"] for item in json.loads(done.stdout)["stages"]] == [s.name for s in STAGES]
+    planned = {item["stage"]: item["state"] for item in json.loads(done.stdout)["stages"]}
+    assert planned == dict.fromkeys([stage.name for stage in STAGES], "=")
 
 
 def test_its_code_comes_from_the_wheel(wheel: Installed) -> None:
@@ -67,13 +78,12 @@ def test_it_writes_every_file_of_infra_and_a_checkout_none_with_passwords(
             assert written == set(files)
 
 
-def test_it_has_no_file_with_passwords(wheel: Installed) -> None:
+def test_neither_it_nor_an_sdist_has_a_file_with_passwords(
+    wheel: Installed, tmp_path: Path
+) -> None:
     (packages,) = wheel.bin.parent.glob("lib/python*/site-packages")
     assert [name for name in FILLED_IN if not (wheel.source / name).is_file()] == []
     assert [name for name in FILLED_IN if (packages / name).exists()] == []
-
-
-def test_an_sdist_has_no_file_with_passwords(wheel: Installed, tmp_path: Path) -> None:
     with tarfile.open(build("sdist", wheel.source, tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "infra/kubernetes/secrets.example.yaml" in names
@@ -154,11 +164,6 @@ def test_the_documentation_travels_with_its_links(wheel: Installed) -> None:
     assert [link for link in links if not link.exists()] == []
 
 
-def test_folders_of_the_current_directory_are_not_imported(foreign: Installed) -> None:
-    done = foreign.run("nanochat", "plan", "tiny", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.torch
 def test_programs_that_it_starts_do_not_import_them_either_and_a_run_lacks_nothing(
     foreign: Installed,
@@ -181,6 +186,15 @@ def test_a_package_on_the_path_is_refused_in_one_line(
     assert error.startswith(f"error: Python imports {tmp_path / name} in place of")
     assert hint.startswith("hint: ")
     assert str(tmp_path) in hint
+
+
+def test_a_script_learns_which_folder_beside_it_is_in_the_way(foreign: Installed) -> None:
+    (foreign.cwd / "mine.py").write_text("import nanochat_flows.client\n")
+    done = foreign.run("python", "mine.py")
+    assert done.returncode == 1
+    place = foreign.cwd / PACKAGES[0]
+    assert f"ImportError: Python imports {place} in place of" in done.stderr
+    assert "hint: rename it" in done.stderr
 
 
 def test_a_module_on_the_path_is_refused_and_a_folder_without_code_is_not(

@@ -1,11 +1,12 @@
 """A small Prefect server: the paths of its API that create, show and end flow runs."""
 
 import json
-from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
+from tests.support.serving import QuietHandler
 
-class Api(BaseHTTPRequestHandler):
+
+class Api(QuietHandler):
     """The paths of Prefect's API that create and show flow runs."""
 
     created: ClassVar[list[dict[str, Any]]] = []
@@ -60,15 +61,8 @@ class Api(BaseHTTPRequestHandler):
         """Answer as a proxy with this status, or end the connection without an answer."""
         if code is None:
             self.close_connection = True
-            return
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(b"<html>\n<title>Proxy</title></html>")
+        else:
+            self.reply(code, b"<html>\n<title>Proxy</title></html>")
 
     def _answer(self, code: int, tree: Any) -> None:
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(json.dumps(tree).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
+        self.reply(code, json.dumps(tree).encode())

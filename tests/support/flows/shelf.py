@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +82,6 @@ def put_whole(store: Store, manifest: Manifest) -> Manifest:
     for file in (*manifest.files, *manifest.logs):
         store.put(file.key, b"{}" if file.path == "events.jsonl" else b"x" * file.size)
     return put_artifact(store, manifest)
-
-
-def fill(directory: Path, stages: Sequence[str], *, each: int) -> None:
-    """A store with many artifacts: as `put_artifact`, without waiting for a disk."""
-    for number in range(each):
-        created = f"2026-11-21T06:{number // 60:02d}:{number % 60:02d}Z"
-        for stage in stages:
-            manifest = make_manifest(stage, config={"seed": number}, created=created)
-            stamp = "".join(c for c in created.lower() if c.isalnum())
-            for key, data in (
-                (f"{stage}/{manifest.fingerprint}/manifest.json", manifest.to_json()),
-                (f"index/{stage}/{stamp}-{manifest.fingerprint}", b""),
-            ):
-                (directory / key).parent.mkdir(parents=True, exist_ok=True)
-                (directory / key).write_bytes(data)
 
 
 def put_run(

@@ -10,11 +10,6 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 
 
-def test_a_run_with_the_profiles_own_settings_has_its_name():
-    assert default_name(RunRequest()) == "tiny"
-    assert default_name(RunRequest(depth=3, overrides=("seed=42",))) == "tiny"
-
-
 def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide():
     name = default_name(RunRequest(overrides=("seed=7", "rl.temperature=0.5")))
     assert name.startswith("tiny-")
@@ -25,9 +20,11 @@ def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide():
     assert len(names | {name, "tiny"}) == 5
 
 
-def test_another_depth_or_a_part_is_called_like_a_member_of_a_series():
+def test_only_what_differs_from_the_profile_is_in_a_name():
     name = default_name(RunRequest(overrides=("seed=7",)))
     for request, expected in (
+        (RunRequest(), "tiny"),
+        (RunRequest(depth=3, overrides=("seed=42",)), "tiny"),
         (RunRequest(depth=4), "tiny-d4"),
         (RunRequest(depth=4, overrides=("seed=7",)), f"{name}-d4"),
         (RunRequest(until="pretrain"), "tiny-until-pretrain"),
@@ -55,34 +52,25 @@ def test_changed_settings_are_those_that_differ_from_the_profiles():
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    ("request_", "error"),
     [
-        ("a/b", "'a/b' cannot be the name of a run"),
-        ("d12", "d12 is the name of another profile"),
-        ("main", "main is a tag"),
+        (RunRequest(run_name="a/b"), "'a/b' cannot be the name of a run"),
+        (RunRequest(run_name="d12"), "d12 is the name of another profile"),
+        (RunRequest(run_name="main"), "main is a tag"),
+        (RunRequest(depth=4), "tiny-d4 is a tag"),  # its default name
     ],
 )
-def test_a_name_that_would_not_lead_to_the_run_is_refused(tmp_path, name, error):
+def test_a_name_that_would_not_lead_to_the_run_is_refused(tmp_path, request_, error):
     store = LocalStore(tmp_path / "store")
-    point(store, "main", "tiny-1")
+    assert open_name(store, RunRequest(depth=4)) == "tiny-d4"
+    for tag in ("main", "tiny-d4"):
+        point(store, tag, "tiny-1")
     with pytest.raises(ConfigError, match=error) as caught:
-        open_name(store, RunRequest(run_name=name))
+        open_name(store, request_)
     assert caught.value.hint
-    changed = ("seed=7",)
     for given in ("tiny", "best_2.b"):
-        assert open_name(store, RunRequest(run_name=given, overrides=changed)) == given
-    assert open_name(store, RunRequest(overrides=changed)).startswith("tiny-")
-
-
-def test_a_default_name_that_is_a_tag_is_refused(tmp_path):
-    store = LocalStore(tmp_path / "store")
-    request = RunRequest(depth=4)
-    assert open_name(store, request) == "tiny-d4"
-    point(store, "tiny-d4", "tiny-1")
-    with pytest.raises(ConfigError, match="tiny-d4 is a tag") as caught:
-        open_name(store, request)
-    assert "--name" in (caught.value.hint or "")
-    assert open_name(store, RunRequest(depth=4, run_name="mine")) == "mine"
+        request = RunRequest(run_name=given, depth=4, overrides=("seed=7",))
+        assert open_name(store, request) == given
 
 
 def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(transcript):

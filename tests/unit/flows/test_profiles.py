@@ -2,57 +2,14 @@
 
 import pytest
 
-from flows.identity.fingerprint import canonical_config
-from flows.profiles import PROFILES, open_profile
-from flows.stages import STAGES
+from flows.profiles import open_profile
 from nanochat_core.errors import ConfigError
 from nanochat_core.roofline import named_gpu, pretraining, training_bytes
-
-TODAYS = [name for name in PROFILES if name != "d20_seed"]
-LATER = {  # settings that came after profiles were first published
-    "numerics": {
-        *("init_embedding_std", "init_c_fc_bound", "init_resid_first", "init_resid_last"),
-        *("init_x0_first", "init_x0_last"),
-    },
-    "model": {"residual_scalars", "value_embeds", "smear", "backout"},
-    "optimizer": {
-        *("muon", "grad_clip", "lm_head_beta2", "lm_head_weight_decay"),
-        *("embedding_beta2", "embedding_weight_decay"),
-    },
-}
-
-
-def test_the_seed_is_nanochats_of_january_at_every_stage():
-    run = open_profile("d20_seed").run
-    assert (run.model.depth, run.model.vocab_size, run.shards.source) == (20, 65_536, "fineweb-edu")
-    assert not any(getattr(run.model, part) for part in LATER["model"])
-    assert run.optimizer.muon == "newton_schulz"
-    assert run.pretrain.num_steps == 21_400
-    tasks = [entry.task for entry in run.midtrain.mixture]
-    assert tasks == ["smoltalk", "mmlu", "gsm8k", "identity", "simple_spelling", "spelling_bee"]
-    assert {entry.task for entry in run.sft.mixture} >= {"arc_easy", "arc_challenge", "smoltalk"}
 
 
 def test_the_seed_has_its_own_dial():
     assert open_profile("d20_seed", depth=11).run.model.num_heads == 8
     assert open_profile("d12", depth=11).run.model.num_heads == 6
-
-
-@pytest.mark.parametrize("name", TODAYS)
-def test_settings_of_other_eras_leave_no_trace_in_a_profile_without_them(name):
-    run = open_profile(name).run
-    for stage in STAGES:
-        config = canonical_config(stage, run)
-        for section, names in LATER.items():
-            found = config.get(section, {})
-            assert isinstance(found, dict)
-            assert not names & set(found), stage.name
-
-
-def test_the_seed_shows_what_is_its_own():
-    run = open_profile("d20_seed").run
-    assert LATER["model"] <= set(run.model.canonical())
-    assert LATER["optimizer"] <= set(run.optimizer.canonical())
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Fixtures of the tests of commands."""
 
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from infra.retry import RetryPolicy
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
+from tests.support.serving import serving
 
 
 @pytest.fixture
@@ -21,14 +20,9 @@ def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(Api, "refuses", None)
     monkeypatch.setattr("infra.prefect.flow_runs._SUBMISSION", RetryPolicy(tries=3, first_wait=0))
     monkeypatch.setattr("infra.prefect.flow_runs._unanswered", {})
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/api"
-        monkeypatch.setenv("PREFECT_API_URL", url)
-        yield url
-        server.shutdown()
-        thread.join()
+    with serving(Api) as port:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
+        yield f"http://127.0.0.1:{port}/api"
 
 
 @pytest.fixture(scope="module")

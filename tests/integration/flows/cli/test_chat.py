@@ -16,8 +16,7 @@ from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.server.text import answer_pieces
-from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
-from nanochat_core.tokenizer.chat import render_for_completion
+from nanochat_core.tokenizer.bpe import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -88,24 +87,6 @@ def test_settings_are_shown_changed_and_checked(model, monkeypatch, capsys):
     ]
 
 
-def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model):
-    sampling = Sampling(temperature=1.0, top_k=20, max_tokens=400, seed=3)
-    tokenizer = Tokenizer.load(model / "tokenizer")
-    loaded = load_model(model, torch.device("cpu"))
-    engine = Engine(loaded, tokenizer, precision="auto", num_slots=1)  # as a session's
-    question = {"messages": [{"role": "user", "content": "caf\u00e9"}]}
-    prompt = render_for_completion(tokenizer, question)
-    settings = {"temperature": 1.0, "top_k": 20, "max_tokens": 400, "seed": 3}
-    ((ids,), _) = engine.generate_batch(prompt, **settings)
-    tools = [i for i in ids[len(prompt) :] if i >= 300 - len(SPECIAL_TOKENS)]
-
-    pieces = [piece.text for piece in open_session(model, sampling).answer("caf\u00e9")]
-    assert tools == []
-    assert "".join(pieces) == tokenizer.decode(ids[len(prompt) :])
-    assert 100 < len(pieces) < 400
-    assert all(pieces)
-
-
 CALL = "<|python_start|>12+30<|python_end|><|output_start|>42<|output_end|>"
 NO_RESULT = "<|python_start|>12+<|python_end|>"
 
@@ -152,15 +133,6 @@ def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(m
     with pytest.raises(ConfigError, match=r"tokens long, this model reads 767"):
         list(session.answer("\u00e9\u00e8" * 1000))
     assert list(session.answer("and?")) == list(other.answer("and?"))
-
-
-def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model):
-    session = open_session(model)
-    for number in range(25):
-        assert session.ask(f"{number} " * 20)
-    assert 0 < session.forgotten < 25
-    session.clear()
-    assert session.forgotten == 0
 
 
 @pytest.mark.parametrize(

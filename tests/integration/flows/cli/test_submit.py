@@ -166,18 +166,6 @@ def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(terminal
     assert keys == {created["name"] for created in Api.created} == {lines[0].split()[1]}
 
 
-@pytest.mark.parametrize("fault", [None, 200, 503])
-@pytest.mark.usefixtures("api_url")
-def test_a_run_that_may_have_been_created_is_named_with_how_to_look(terminal, fault):
-    Api.faults = [(CREATE, fault)] * 3
-    _, hint = terminal.fails("run", "--submit", "tiny")
-    run = Api.created[0]["name"]
-    assert hint == (
-        f"run {run} may have been created; before you submit again, look with: "
-        f"nanochat status {run}"
-    )
-
-
 NAMED = "/api/deployments/name/"
 
 
@@ -185,8 +173,8 @@ NAMED = "/api/deployments/name/"
 def test_a_refusal_has_the_hint_for_its_cause(terminal, api_url, transcript, monkeypatch):
     transcript.replace(api_url, "API")
     monkeypatch.setattr("flows.cli.train.run.new_run_id", lambda name, when: f"{name}-1")
-    faults = [(CREATE, 401), (CREATE, 400), (CREATE, 422), (NAMED, 401), (NAMED, 200), (NAMED, 502)]
-    for fault in faults:
+    created = [(CREATE, fault) for fault in (401, 400, 422, None, 200, 503)]
+    for fault in (*created, (NAMED, 401), (NAMED, 200), (NAMED, 502)):
         Api.faults = [fault] * 3  # of each try
         terminal.refuses("run --submit tiny")
 

@@ -3,10 +3,6 @@
 import pytest
 
 from flows.cli.train import config
-from flows.identity.fingerprint import REPOSITORY, Code
-from flows.profiles import open_profile
-from tests.support.flows.house import build
-from tests.support.flows.shelf import put_run
 
 
 def write(terminal, path, *words):
@@ -14,23 +10,6 @@ def write(terminal, path, *words):
     text = "".join(f"{line}\n" for line in terminal.said("config", *words))
     path.write_text(text, encoding="utf-8")
     return text
-
-
-def test_a_run_of_the_file_is_nothing_new_where_the_profile_is_built(terminal, store, tmp_path):
-    made = build(store, tmp_path / "work", Code(REPOSITORY), run=open_profile("tiny").run)
-    put_run(store, "tiny-20261121t055338z-0001", *made.values())
-    path = tmp_path / "my.toml"
-    text = write(terminal, path, "tiny")
-    assert terminal.run("plan", str(path)) == terminal.run("plan", "tiny")
-    lines = terminal.said("run", str(path))
-    assert lines[0].startswith("nothing to run")
-    assert lines[-1].split() == ["next", "nanochat", "chat", "tiny"]
-
-    path.write_text(text.replace("temperature = 0.8", "temperature = 0.5"), encoding="utf-8")
-    words = ("--set", "rl.temperature=0.5")
-    assert terminal.read("plan", str(path)) == terminal.read("plan", "tiny", *words)
-    assert terminal.read("plan", str(path), "rl") == terminal.read("plan", "tiny", "rl", *words)
-    assert "tiny" not in (set(terminal.read("plan", str(path))["run_name"].split()))
 
 
 def test_options_change_what_is_written_and_what_is_read(terminal, store, tmp_path):

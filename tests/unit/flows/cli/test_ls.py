@@ -14,7 +14,6 @@ from tests.support.flows.rows import publish_files
 from tests.support.flows.shelf import (
     ACCEPTED,
     Counting,
-    fill,
     make_manifest,
     put_artifact,
     put_run,
@@ -105,32 +104,14 @@ def test_report_prints_where_the_report_card_is(store, tmp_path, terminal):
     assert terminal.said("report", "tiny", "--markdown") == ["# Card"]
 
 
-def test_what_others_wrote_cannot_move_the_cursor(store, terminal):
-    evil = "tiny\x1b[2J\x07\u202e"
-    one = put(store, "sft", 1, run=evil, files={"data": "1"}, metrics={evil: evil, "n": 1})
-    two = put(store, "sft", 2, run=evil, files={"data": "2"}, metrics={evil: 2, "n": 2})
-    put_run(store, "tiny-1", one)
-    put_run(store, "tiny-2", two, overrides=(evil,))
-    point(store, "main", "tiny-1")
-    for words in (
-        *("ls", "ls tiny", "ls sft@tiny", "tag", "tag main", "compare tiny-1 tiny-2"),
-        f"compare {one.name} {two.name}",
-    ):
-        text = "\n".join(terminal.run(*words.split())[1])
-        assert "tiny" in text
-        assert "\x1b" not in text
-        assert "\u202e" not in text
-    point(store, "main", f"tiny-9{evil}")
-    for words in ("ls main", f"tag best {one.name}"):
-        assert "\x1b" not in "".join(terminal.fails(*words.split()))
-
-
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A store of 500 artifacts, 60 runs and a few tags. Tests only read it."""
+    """A store of 200 artifacts, 60 runs and a few tags. Tests only read it."""
     directory = tmp_path_factory.mktemp("large")
-    fill(directory, STAGES_10, each=50)
     store = LocalStore(directory)
+    for number in range(20):
+        for stage in STAGES_10:
+            put(store, stage, number, created=f"2026-11-21T06:00:{number:02d}Z")
     for number in range(60):
         put_run(store, f"tiny-{timestamp(number).lower().replace('-', '').replace(':', '')}-0a1b")
     for name in ("best", "main"):
@@ -148,7 +129,7 @@ def large(filled):
 
 def test_of_many_artifacts_only_those_shown_are_read(large):
     listing = list_newest(large, count=3)
-    assert (len(listing.artifacts), listing.more) == (30, 470)
+    assert (len(listing.artifacts), listing.more) == (30, 170)
     assert large.kinds() == {"manifest.json": 30, "revoked.json": 30, "runs": 22, "refs": 2}
     assert sorted(large.lists) == ["index/", "names/", "refs/"]
     assert large.most_at_once == 8
@@ -158,11 +139,11 @@ def test_one_stage_of_many_is_listed_by_itself(filled):
     large = Counting(filled)
     listing = list_newest(large, count=5, stage="sft")
     assert [listed.ref.stage for listed in listing.artifacts] == ["sft"] * 5
-    assert (listing.more, large.kinds()["manifest.json"]) == (45, 5)
+    assert (listing.more, large.kinds()["manifest.json"]) == (15, 5)
     assert {"index/sft/", "index/"} & {*large.lists} == {"index/sft/"}
 
 
 def test_everything_is_read_when_everything_is_asked_for(large):
     listing = list_newest(large, count=100)
-    assert (len(listing.artifacts), listing.more) == (500, 0)
+    assert (len(listing.artifacts), listing.more) == (200, 0)
     assert large.most_at_once == 8

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flows.identity.ref import ArtifactRef
 from flows.overrides import default_name
 from flows.plan.accept import accept
 from flows.plan.plan import make_plan
+from flows.plan.prove import Proof
 from flows.profiles import open_profile
 from flows.run_request import RunRequest
 from flows.stages import STAGES
@@ -72,11 +74,9 @@ def test_plan_reports_by_its_exit_code_whether_something_will_run(terminal):
 
 @pytest.mark.usefixtures("made")
 def test_plan_previews_a_rebuild_and_the_name_of_the_run(terminal):
-    tree = terminal.read("plan", "tiny", "--force", "sft", "--from-stage", "chat_eval_rl")
-    rebuilt = {item["stage"] for item in tree["stages"] if item["state"] == "~"}
-    assert rebuilt == {"sft", "chat_eval_rl", "report"}
-    assert (tree["up_to_date"], tree["run_name"]) == (False, "tiny")
-    assert terminal.read("plan", "tiny", "sft", "--force", "sft")["reason"] == "asked for"
+    terminal.shows("plan tiny --force sft --from-stage chat_eval_rl --gpus 0")
+    terminal.shows("plan tiny sft --force sft --gpus 0")
+    assert not terminal.read("plan", "tiny", "--force", "sft")["up_to_date"]
     changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
     name = default_name(RunRequest(overrides=("sft.num_epochs=7",)))
     assert terminal.run(*changed, "--name", "mine")[1][0] == "run mine"
@@ -215,3 +215,19 @@ def test_a_proof_that_cannot_be_had_accepts_nothing(terminal, store, made, capsy
     assert find_manifest(store, ArtifactRef("shards", made["shards"].fingerprint)) is None
     assert list(store.list(PINS)) == []
     assert list((Path(os.environ["NANOCHAT_HOME"])).glob("scratch-*")) == []
+
+
+def test_a_proof_is_recorded_with_what_was_accepted(terminal, store, made, monkeypatch):
+    old, given = age(store, made["sft"]), []
+    facts = {"compared": 7, "digest": "0" * 64, "torch": "2.13.0", "device": "cpu", "processes": 1}
+    proof = Proof(old_commit="1" * 40, new_commit="2" * 40, **facts)
+
+    def prove(offer, job, **options):
+        given.append((offer.manifest, job.stage, options["steps"]))
+        return proof
+
+    monkeypatch.setattr("flows.cli.train.accept.prove_offer", prove)
+    terminal.shows("accept tiny sft --why w --prove --gpus 0 --steps 3")
+    assert given == [(old, "sft", 3)]
+    new = find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint))
+    assert new.accepted["proof"] == asdict(proof)

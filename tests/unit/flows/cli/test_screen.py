@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flows.cli.app import main
+from flows.artifacts.runs import point
 from flows.cli.output import print_lines, print_note, screen
 from flows.leases.held_lease import try_acquire
 from flows.render.terminal import Display
 from tests.support.flows.claims import claim
 from tests.support.flows.rows import publish_files
-from tests.support.flows.shelf import put_run, todays_shards
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run, todays_shards
 
 ROOT = Path(__file__).parents[4]
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\r\x08\x9b1A\u202e\u2066b\x00"
@@ -59,13 +59,6 @@ def test_a_message_of_a_job_stays_on_the_line_of_its_stage(capsys):
     assert capsys.readouterr().out == "sft  fine rl   failed: no\n"
 
 
-def test_status_shows_escapes_of_a_run_and_of_a_lease_instead_of_sending_them(store, terminal):
-    put_run(store, "odd", profile=HOSTILE, name="odd")
-    assert f"  profile  {SHOWN}" in terminal.said("status", "odd")
-    put_run(store, "tiny-1", uses=(f"./{HOSTILE}\nrun other: finished",))
-    assert main(["status", "tiny"]) in (0, 1)
-
-
 def test_a_line_from_the_store_cannot_pass_for_two(capsys):
     print_lines([f"why: {HOSTILE}\nwarning: none\there"])
     print_note("host\nerror: none")
@@ -74,12 +67,31 @@ def test_a_line_from_the_store_cannot_pass_for_two(capsys):
     assert captured.err == "host\\x0aerror: none\n"
 
 
-def test_the_host_of_a_lease_is_shown_as_text(store, terminal):
+def test_no_command_sends_what_others_wrote(store, terminal):
+    one, two = (
+        put_artifact(
+            store, make_manifest("sft", run=HOSTILE, config={HOSTILE: n}, metrics={"a": n})
+        )
+        for n in (1, 2)
+    )
+    put_run(store, "tiny-1", one, profile=HOSTILE)
+    put_run(store, "tiny-2", two, status="interrupted", overrides=(HOSTILE,))
+    point(store, "main", "tiny-1")
     try_acquire(store, todays_shards(), replace(claim("b"), host=HOSTILE))
-    put_run(store, "tiny-1", status="interrupted")
-    lines = terminal.said("status", "tiny")
-    assert any(SHOWN in line for line in lines)
-    assert all(map(is_harmless, lines))
+    for words in (
+        *("ls", "ls tiny", "ls sft@tiny", "tag", "tag main", "compare tiny-1 tiny-2"),
+        *(f"compare {one.name} {two.name}", "status tiny-1", "status tiny-2"),
+    ):
+        text = "\n".join(terminal.said(*words.split()))
+        assert "tiny" in text or SHOWN in text
+        assert is_harmless(text)
+    point(store, "main", f"tiny-9{HOSTILE}")
+    for words in ("ls main", f"tag best {one.name}"):
+        assert is_harmless("".join(terminal.fails(*words.split())))
+    query = f"select chr(27) || '[2J' as a, '{'x' * 500}' as b"
+    (_, line) = terminal.said("sql", query)
+    assert is_harmless(line)
+    assert len(line) < 100
 
 
 def test_a_report_is_printed_as_text(store, terminal, tmp_path):

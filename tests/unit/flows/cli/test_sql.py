@@ -147,9 +147,3 @@ def test_what_does_not_read_the_views_is_refused_in_one_line(measured, terminal,
         terminal.refuses("sql", query.replace("FOLDER", str(folder)))
     assert "disabled" in terminal.fails("sql", "select * from duckdb_secrets()")[0]
     assert list(folder.iterdir()) == []
-
-
-def test_a_value_cannot_move_the_cursor_or_fill_the_screen(store, terminal):
-    lines = terminal.said("sql", "select chr(27) || '[2J' as a, repeat('x', 500) as b")
-    assert "\x1b" not in "".join(lines)
-    assert len(lines[1]) < 100

@@ -1,16 +1,5 @@
 """`nanochat sweep` and `nanochat miniseries`: their plans."""
 
-VARY = ("--vary", "optimizer.muon_lr=0.01,0.03")
-
-
-def test_the_plan_has_every_run_and_shared_stages_once_a_seed(terminal):
-    tree = terminal.read("sweep", "tiny", *VARY, "--seeds", "1,2", "--plan", "--gpus", "0")
-    stages = [(stage["stage"], stage["members"]) for stage in tree["stages"]]
-    assert ("rows", ["base s1", "p1 s1", "p2 s1"]) in stages
-    assert [members for stage, members in stages if stage == "pretrain"] == [
-        [f"{point} s{seed}"] for seed in (1, 2) for point in ("base", "p1", "p2")
-    ]
-
 
 def test_a_miniseries_is_a_sweep_over_the_depth(terminal):
     sweep = ("--vary", "model.depth=1,2", "--stage", "base_eval", "--reduction", "1")

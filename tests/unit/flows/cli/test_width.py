@@ -56,10 +56,3 @@ def test_only_what_will_run_is_in_colour(capsys, monkeypatch):
     coloured = {line.split("m", 1)[1][0] for line in shown if re.match(r"\x1b\[3\dm", line)}
     assert coloured == {"+", "~", ">", "!", "x"}
     assert [line for line in shown if "32m" in line] == []
-
-
-def test_times_are_relative_and_absolute_for_programs(terminal):
-    stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-    for words in ("ls", f"ls {LONG}", "ls sft@main", "status", "tag"):
-        assert not stamp.search("\n".join(terminal.said(*words.split())))
-        assert "tag" in words or stamp.search(str(terminal.read(*words.split())))

@@ -3,7 +3,6 @@
 import pytest
 
 from flows.render.table import Cell, Column, Table, texts
-from flows.render.text import ago
 
 ROWS = [
     ("stage", "made", "run", "size", "why"),
@@ -68,36 +67,6 @@ def test_a_column_has_a_rule_for_colours_and_a_cell_may_have_its_own():
     assert painted == [" n  state", " 1  <a>ab", "20  <c>c"]
     own = Table(columns=texts("a"), rows=[[Cell("x", ("low", "high"), tone="worse")]])
     assert own.lines(paint=lambda text, tone: f"{tone}: {text}")[1] == "worse: x (low); high"
-
-
-def test_control_characters_of_others_stay_text():
-    assert Table(columns=texts("a"), rows=[["\x1b[2J\nb"]]).lines()[1] == "\\x1b[2J b"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0, "just now"),
-        (59.9, "just now"),
-        (60, "1 min ago"),
-        (3599, "59 min ago"),
-        (3 * 3600 + 1800, "3 h ago"),
-        (47 * 3600, "47 h ago"),
-        (48 * 3600, "2 days ago"),
-        (59 * 86_400, "59 days ago"),
-        (61 * 86_400, "2026-11-21"),
-        (-30, "just now"),  # the clock of another machine is ahead
-        (-86_400, "2026-11-21"),
-    ],
-)
-def test_a_time_is_said_by_how_long_ago_it_was(seconds, said):
-    noon = 1_795_262_400.0
-    assert ago("2026-11-21T12:00:00Z", noon + seconds) == said
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-45T00:00:00Z", "\x1b[2J"])
-def test_what_is_no_time_is_left_as_it_is(text):
-    assert ago(text, 0.0) == text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from flows.identity.fingerprint import canonical_config
 from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES, open_profile
 from flows.report.command import Reproduction, reproduction_of
-from flows.stages import REPORT
+from flows.stages import PRETRAIN, REPORT, SFT
 from nanochat_core.config import RunConfig
 from tests.support.flows.reported import make_inputs, run_report
 from tests.support.flows.shelf import make_manifest
@@ -87,45 +87,37 @@ def test_a_file_of_ones_own_is_named_by_what_it_held(tmp_path):
     assert run_again(filled) == run
 
 
-def test_artifacts_that_no_one_run_made_have_no_command():
-    one, two = (manifests_of(open_profile("tiny", overrides=[f"seed={n}"]).run) for n in (1, 2))
-    mixed = [two[i] if m.stage == "sft" else m for i, m in enumerate(one)]
-    found = reproduction_of(mixed)
-    assert found.command is None
-    assert found.notes == ("seed was set in more than one way among the artifacts",)
+def with_pretrain(**change: object) -> Manifest:
+    """Return a base model of tiny that was trained with changed settings; None is none."""
+    config = canonical_config(PRETRAIN, open_profile("tiny").run)
+    pretrain = {**config["pretrain"], **change}  # pyright: ignore[reportGeneralTypeIssues]
+    config["pretrain"] = {k: v for k, v in pretrain.items() if v is not None}
+    return make_manifest("pretrain", config=config)
 
 
-def test_an_imported_model_has_no_command():
-    made = manifests_of(open_profile("tiny").run)
-    made[5] = make_manifest("pretrain", config={"imported": {"model.safetensors": "0" * 64}})
-    found = reproduction_of(made)
-    assert found.command is None
-    assert found.notes == (
-        "pretrain was taken over from elsewhere; nothing says how it came about",
-    )
+RUN_2 = open_profile("tiny", overrides=["seed=2"]).run
+UNREAD = "this version does not read the settings: RunConfig.pretrain"
+IMPORTED = make_manifest("pretrain", config={"imported": {"model.safetensors": "0" * 64}})
+OTHER_SEED = make_manifest("sft", config=canonical_config(SFT, RUN_2))
 
 
 @pytest.mark.parametrize(
-    ("change", "note"),
+    ("artifact", "note"),
     [
-        ({"num_stepz": 3}, "RunConfig.pretrain has no setting 'num_stepz'"),
-        ({"num_steps": None}, "RunConfig.pretrain needs a value for 'num_steps'"),
+        (OTHER_SEED, "seed was set in more than one way among the artifacts"),
+        (IMPORTED, "pretrain was taken over from elsewhere; nothing says how it came about"),
+        (with_pretrain(num_stepz=3), f"{UNREAD} has no setting 'num_stepz'"),
+        (with_pretrain(num_steps=None), f"{UNREAD} needs a value for 'num_steps'"),
     ],
 )
-def test_settings_of_another_version_are_named(change, note):
-    run = open_profile("tiny").run
-    made = manifests_of(run)
-    config = canonical_config(REPORT.inputs[5], run)
-    pretrain = {**config["pretrain"], **change}  # pyright: ignore[reportGeneralTypeIssues]
-    config["pretrain"] = {k: v for k, v in pretrain.items() if v is not None}
-    made[5] = make_manifest("pretrain", config=config)
-    found = reproduction_of(made)
-    assert found.command is None
-    assert found.notes == (f"this version does not read the settings: {note}",)
+def test_artifacts_that_no_command_makes_have_a_reason(artifact, note):
+    made = manifests_of(open_profile("tiny").run)
+    found = reproduction_of([artifact if m.stage == artifact.stage else m for m in made])
+    assert (found.command, found.notes) == (None, (note,))
 
 
 def test_a_card_without_a_command_says_why(ordinary, tmp_path):
-    inputs = make_inputs(tmp_path / "other", run=open_profile("tiny", overrides=["seed=2"]).run)
+    inputs = make_inputs(tmp_path / "other", run=RUN_2)
     # The report reads what each manifest says; that the digests fit is the store's concern.
     odd = {**ordinary, "sft": inputs["sft"]}
     page, text = run_report(tmp_path / "job", odd)

@@ -95,17 +95,6 @@ def test_a_change_of_a_log_that_is_shown_gives_another_fingerprint(tmp_path):
     assert identity_of(before) != identity_of(after)
 
 
-def test_artifacts_of_the_same_content_with_other_records_have_another_report(tmp_path):
-    one, same, two = (make_house(tmp_path / name) for name in ("one", "same", "two"))
-    made = [one.build(commit="a"), same.build(commit="a"), two.build(commit="b")]
-    shown = [source.name for source in REPORT.inputs]
-    assert len({tuple(built[name].digest for name in shown) for built in made}) == 1
-    first, again, another = (built["report"].fingerprint for built in made)
-    assert first == again != another
-    for house in (one, same, two):
-        assert house.plan().up_to_date
-
-
 def test_a_plan_names_the_record_that_differs(tmp_path):
     house = make_house(tmp_path / "house")
     made = house.build(commit="a")

@@ -10,9 +10,7 @@ import re
 
 import pytest
 
-from flows.profiles import open_profile
 from flows.render.charts import Chart, smooth, thin
-from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
 from flows.render.vega import svg
 from flows.report.inputs import Stop
 from flows.stages import Quantity
@@ -73,11 +71,6 @@ def test_the_card_of_an_ordinary_run(card, transcript):
     assert page.count('<td class="worse"') == 1  # spelling, 90 % and 70 %; sums are better
     assert '<p class="worse">worse: spelling' in page
     assert text.count("| $0.25 |") == 13
-
-
-def test_the_card_names_the_command_of_its_settings(changes, tmp_path):
-    run = open_profile("tiny", overrides=["seed=7", "rl.num_steps=3"]).run
-    changes(run_report(tmp_path / "job", make_inputs(tmp_path / "other", run=run)))
 
 
 def test_what_a_stage_before_rl_made_worse_is_named_though_rl_repaired_it(inputs, changes):
@@ -216,19 +209,3 @@ def test_a_few_points_are_dots_and_a_loss_begins_after_its_first_steps():
     curve = [(step, 9.0 - step) for step in range(1, 41)]
     for layer in Chart(quantity=loss, curves=[curve]).panel.layers:
         assert layer["data"]["values"][0]["step"] == 3
-
-
-def test_numbers_read_like_numbers():
-    numbers = (7, 1_500, 4_812_345, 999_900_000, 3e14)
-    assert [count(n) for n in numbers] == ["7", "1.5 k", "4.81 M", "1 B", "300 T"]
-    assert [size(n) for n in (12, 1_482_000, 10**10)] == ["12 bytes", "1.5 MB", "10.0 GB"]
-    assert percent(0.1234) == "12.3 %"
-    assert [money(d) for d in (1234.5, 0.25, 0.0)] == ["$1,234.50", "$0.25", "no price"]
-    assert listed([1, 2, 3, 4]) == "1, 2, 3, 4"
-    assert listed(range(1, 21)) == "1, 2, 3, 4 and 16 more"
-    assert listed([]) == ""
-
-
-def test_invisible_characters_are_shown_and_long_text_is_cut():
-    assert visible("a\n\tb\x00\u202e") == "a\n\tb\\x00\\u202e"
-    assert len(visible("x" * 10 * MAX_SHOWN)) == MAX_SHOWN + 1

@@ -58,28 +58,6 @@ def test_no_floor_is_found_where_there_is_none():
     assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
 
 
-def test_three_points_give_a_power_law_and_say_that_it_has_no_floor():
-    fit = fit_law(planted(FLOPS[:3], noise=0.001))
-
-    assert fit.law.floor == 0
-    assert fit.exponent_range is None
-    assert fit.floor_range is None
-    prediction = fit.predict(NEXT)
-    assert prediction.low is None
-    assert "no floor is fitted: it takes 4 models, here are 3" in fit.doubts[0]
-    assert "unknown without a floor" in fit.doubts[1]
-
-
-def test_two_points_give_a_line_and_no_word_on_how_sure_it_is():
-    fit = fit_law([(1e18, 1.0), (1e20, 0.8)])
-
-    assert fit.law.at(1e19) == pytest.approx((1.0 * 0.8) ** 0.5)
-    assert fit.exponent_range is None
-    prediction = fit.predict(1e21)
-    assert prediction.low is None
-    assert any("its uncertainty is unknown" in doubt for doubt in fit.doubts)
-
-
 @pytest.mark.parametrize(
     ("points", "said"),
     [

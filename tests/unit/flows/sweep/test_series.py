@@ -147,8 +147,6 @@ def test_the_page_holds_all_that_it_shows_and_the_same_results_give_the_same_byt
     names = sorted(path.name for path in one.parent.iterdir())
     assert names == ["sweep.html", "sweep.json"]
     page = one.read_text()
-    assert "default-src 'none'" in page
-    assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
     assert page.count("<figure>") == 2
     for label in ("d1", "d2", "d3", "d4", "d5?"):
         assert f">{label}</text>" in page
