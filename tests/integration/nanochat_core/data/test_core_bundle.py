@@ -2,7 +2,6 @@ import hashlib
 import io
 import json
 import random
-import socket
 import stat
 import zipfile
 from types import SimpleNamespace
@@ -95,12 +94,10 @@ def test_a_bundle_is_unpacked_without_the_folder_that_holds_it(tmp_path, files, 
     assert not (tmp_path / "core" / "l").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["..\\x", "C:/x"])
-def test_nothing_is_written_outside_of_the_folder(tmp_path, name):
-    assert unpacked(tmp_path, zip_of({**FILES, name: b"x"}))[0] == 4
-    assert {p.name for p in tmp_path.iterdir()} == {"b.zip", "scratch", "core"}
-    assert list((tmp_path / "scratch").iterdir()) == []
-    assert bare().items() <= tree_of(tmp_path / "core").items()
+def test_nothing_is_written_outside_of_the_folder(tmp_path):
+    for name in ("..\\x", "C:/x"):
+        assert unpacked(tmp_path, zip_of(FILES | {name: b"x"})) == (4, bare())
+        assert {p.name for p in tmp_path.iterdir()} == {"b.zip", "scratch", "core"}
 
 
 def with_byte(data, at, change):
@@ -188,44 +185,33 @@ def test_a_download_that_fails_begins_again_and_then_leaves_what_was_there(web, 
     assert archive_path(web.url).read_bytes() == web.data[: -len(b"more")]
 
 
-@pytest.mark.parametrize("status", [403, 404, 410, 501])
-@pytest.mark.parametrize("target", ["", "/bundle.zip", "http://a..b/", "ftp://127.0.0.1/x"])
-def test_errors_that_will_not_pass_are_reported_at_once(web, waits, status, target):
+@pytest.mark.parametrize("answer", [403, 404, 410, 501, "", "/", "http://a..b/", "ftp://a/x"])
+def test_errors_that_will_not_pass_are_reported_at_once(web, waits, answer):
     """Redirects without an end, or to no host, among them."""
-    answer = Answer(status=302, headers={"Location": target}) if target else Answer(status=status)
-    web.answers = [answer] * 60
-    said = "" if target else f"the server answers {status}"
-    refused(f"cannot be downloaded: {said}", fetch, web)
-    if target:
+    if isinstance(answer, int):
+        web.answers = [Answer(status=answer)]
+        refused(f"cannot be downloaded: the server answers {answer}", fetch, web)
+    else:
+        web.answers = [Answer(status=302, headers={"Location": answer})] * 60
+        refused("cannot be downloaded: ", fetch, web)
         refused("cannot be downloaded: ", ask_validator, web.url, seconds=60)
     assert waits == []
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", "", "http://host:abc/b.zip"),
-        *("https://a..b/b.zip", "https:///b.zip"),
-    ],
-)
-@pytest.mark.usefixtures("hub")
-def test_an_address_is_one_of_the_web(url, waits):
-    for ask in (
-        lambda: fetch_archive(url, validator=None, log=print),
-        lambda: ask_validator(url, seconds=1.0),
-    ):
-        refused(f"^{url} cannot be downloaded: ", ask, hint="check the address")
-    assert waits == []
+CLOSED = "http://127.0.0.1:9/x"
+NO_ADDRESS = [
+    *("ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", "", "http://host:abc/b.zip"),
+    *("https://a..b/b.zip", "https:///b.zip"),
+]
 
 
+@pytest.mark.parametrize("url", [*NO_ADDRESS, CLOSED])
 @pytest.mark.usefixtures("hub")
-def test_a_refused_connection_is_a_named_error(waits):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
-    settings = {"validator": None, "log": print, "hint": "the network"}
-    refused(f"{url} cannot be downloaded: ", fetch_archive, url, **settings)
-    assert waits == list(errors.WAITS)
+def test_an_address_that_leads_nowhere_is_named(url, waits):
+    settings = {"validator": None, "log": print, "hint": "check the address, the network"}
+    refused(f"^{url} cannot be downloaded: ", fetch_archive, url, **settings)
+    refused(f"^{url} cannot be downloaded: ", ask_validator, url, seconds=1.0)
+    assert waits == (list(errors.WAITS) if url == CLOSED else [])
 
 
 @pytest.mark.parametrize(
