@@ -1,11 +1,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nanochat_core.config import DatasetConfig, TaskDataConfig
+from nanochat_core import scaling
+from nanochat_core.config import TaskDataConfig
 from nanochat_core.data.conversations import task_data
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import read_events
@@ -19,10 +21,8 @@ from tests.support.tasks.rows import ROWS, TRAINED_ON, rows_of
 TRAIN = ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
 
 
-def dataset(name, commit, *, num_train=None, num_test=None):
-    return DatasetConfig(
-        name=name, grade=1, num_train=num_train, num_test=num_test, revision=commit
-    )
+def dataset(name, commit, **counts):
+    return replace(scaling.dataset(name, **counts), revision=commit)
 
 
 def run(make_job, *datasets):
@@ -75,13 +75,12 @@ def test_the_first_so_many_are_a_prefix_and_a_split_may_be_left_out(hub, make_jo
     assert len(hub.downloads()) == downloads  # the cache has them
 
 
-def test_a_split_of_which_nothing_is_used_is_not_downloaded(hub, make_job):
+def test_a_split_that_is_not_used_is_not_downloaded_and_one_that_does_not_exist_is_empty(
+    hub, make_job
+):
     publish(hub, "mmlu", train=rows_of("mmlu", 50), test=rows_of("mmlu", 9))
     run(make_job, dataset("mmlu", "main", num_train=0))
     assert {r.file for r in hub.downloads()} == {"all/test-00000-of-00001.parquet"}
-
-
-def test_a_split_that_does_not_exist_is_empty(hub, make_job):
     publish(hub, "humaneval", test=rows_of("humaneval", 5))
     job, metrics = run(make_job, dataset("humaneval", "main"))
     assert (metrics["humaneval_train"], metrics["humaneval_test"]) == (0, 5)

@@ -10,11 +10,12 @@ import pytest
 
 from nanochat_core.data import rows
 from nanochat_core.data.array_files import new_array, write_array
-from nanochat_core.data.conversations.chat_rows import ChatRows, make_piece, write_rows
+from nanochat_core.data.conversations.chat_rows import make_piece, write_rows
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import shard_name
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.data.tokens import tokenize_shard
+from tests.support.nanochat_core.data.fixtures import digests
 from tests.unit.nanochat_core.data.test_rows import config
 
 SHORT = [f"word{i}" for i in range(900)]  # less than a file's buffer holds
@@ -61,35 +62,41 @@ def test_a_disk_that_is_full_is_an_error_with_a_number(tmp_path, num_values):
     assert error.value.errno == errno.EFBIG
 
 
-def tokenize_one(directory, shards, tokenizer):
-    tokenize_shard(
-        shards / shard_name(0),
-        tokenizer_directory=tokenizer,
-        output=directory,
-        scratch=directory.parent,
-        dtype="uint16",
-    )
+# Texts to tokenize, or the length of conversations, of a row, and their number -> the largest file
+# that the disk takes, and what is left of an attempt on such a disk.
+FULL = {
+    "tokens": (SHORT, 2000, []),
+    "lengths of two tokens each": (["w"] * 900, 3650, ["shard_00000.tokens"]),
+    **{f"{count} conversations": ((3, 3, count), 512, []) for count in (600, 60_000)},
+    "padding, though all ids fit": ((4, 5, 300), 2400, []),
+}
 
 
-@pytest.mark.parametrize("which", ["tokens", "lengths.npy"])
-def test_tokens_that_do_not_fit_are_not_taken_for_done(
-    tmp_path, write_shards, tokenizer_dir, which
+@pytest.mark.parametrize(("what", "size", "left"), FULL.values(), ids=FULL)
+def test_what_does_not_fit_is_not_taken_for_done(
+    tmp_path, write_shards, tokenizer_dir, what, size, left
 ):
-    texts = SHORT if which == "tokens" else ["w"] * 900  # two tokens: lengths are the larger file
-    shards = write_shards([texts, ["validation"]])
+    def write(directory):
+        if isinstance(what, list):
+            shard = write_shards([what, ["validation"]]) / shard_name(0)
+            given = {"tokenizer_directory": tokenizer_dir, "scratch": tmp_path, "dtype": "uint16"}
+            tokenize_shard(shard, output=directory, **given)
+        else:
+            length, row_len, count = what
+            talk = [7] * length, [0] + [1] * (length - 1)
+            piece = make_piece([talk] * count, dtype="uint16")
+            write_rows([piece], directory / "rows", row_len=row_len)
+
     whole, output = tmp_path / "whole", tmp_path / "output"
     for directory in (whole, output):
         directory.mkdir()
-    tokenize_one(whole, shards, tokenizer_dir)
-    size = (whole / f"shard_00000.{which}").stat().st_size
-    with files_of_at_most(size - 100), pytest.raises(OSError, match="File too large") as error:
-        tokenize_one(output, shards, tokenizer_dir)
+    write(whole)
+    with files_of_at_most(size), pytest.raises(OSError, match="File too large") as error:
+        write(output)
     assert error.value.errno == errno.EFBIG
-    left = [] if which == "tokens" else ["shard_00000.tokens"]
     assert [path.name for path in output.iterdir()] == left
-    tokenize_one(output, shards, tokenizer_dir)
-    for path in whole.iterdir():
-        assert (output / path.name).read_bytes() == path.read_bytes()
+    write(output)
+    assert digests(output) == digests(whole)
 
 
 def test_rows_that_do_not_fit_are_not_taken_for_done(make_job, tokens_dir):
@@ -100,23 +107,3 @@ def test_rows_that_do_not_fit_are_not_taken_for_done(make_job, tokens_dir):
     assert list(job.output.iterdir()) == []
     rows.run(job)
     assert Rows.open(job.output, "train").vocab_size == TokenSet.open(tokens_dir).vocab_size
-
-
-@pytest.mark.parametrize("num_conversations", [600, 60_000])
-def test_conversations_that_do_not_fit_are_not_taken_for_done(tmp_path, num_conversations):
-    pieces = [make_piece([([7, 1, 2], [0, 1, 1])] * num_conversations, dtype="uint16")]
-    with files_of_at_most(512), pytest.raises(OSError, match="File too large") as error:
-        write_rows(pieces, tmp_path / "rows", row_len=3)
-    assert error.value.errno == errno.EFBIG
-    assert list(tmp_path.iterdir()) == []
-    write_rows(pieces, tmp_path / "rows", row_len=3)
-    assert ChatRows.open(tmp_path / "rows").tokens.shape == (num_conversations, 3)
-
-
-def test_packed_rows_that_do_not_fit_are_not_taken_for_done(tmp_path):
-    """The files of ids do: a row's padding is what does not."""
-    pieces = [make_piece([([7, 1, 2, 3], [0, 1, 1, 1])] * 300, dtype="uint16")]
-    with files_of_at_most(2400), pytest.raises(OSError, match="File too large") as error:
-        write_rows(pieces, tmp_path / "rows", row_len=5)
-    assert error.value.errno == errno.EFBIG
-    assert list(tmp_path.iterdir()) == []

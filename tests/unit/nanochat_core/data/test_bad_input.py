@@ -21,26 +21,17 @@ from tests.support.nanochat_core.data.fixtures import refused
 
 TEXTS = [f"word{i} thing{i * 7}" for i in range(300)]
 SETTINGS = TokenizerConfig(vocab_size=300, max_chars=10**6, document_cap=10**5)
-BAD_SHARDS = {
-    "numbers": ({"text": [1, 2]}, "has a column 'text' of int64, not strings"),
-    "not utf-8": (
-        {"text": pa.array([b"fine", b"\xff\xfe"], pa.binary()).view(pa.string())},
-        "is not UTF-8 in row 1 .row group 0.",
-    ),
-}
 
 
-@pytest.mark.parametrize("kind", BAD_SHARDS)
 @pytest.mark.parametrize("stage", ["tokenizer", "tokens"])
-def test_a_bad_shard_stops_the_stage_that_reads_it(
-    kind, stage, make_job, write_shards, tokenizer_dir
-):
+def test_a_bad_shard_stops_the_stage_that_reads_it(stage, make_job, write_shards, tokenizer_dir):
     shards = write_shards([TEXTS, TEXTS, ["held out"]])
-    table, complaint = BAD_SHARDS[kind]
-    pq.write_table(pa.table(table), shards / shard_name(1))
+    damaged = pa.array([b"fine", b"\xff\xfe"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": damaged}), shards / shard_name(1))
     job = make_job(stage, {"shards": shards, "tokenizer": tokenizer_dir}, tokenizer=SETTINGS)
     run = {"tokenizer": tokenizer_stage.run, "tokens": tokenize.run}[stage]
-    refused(rf"shard_00001\.parquet {complaint}", run, job, hint="", leaves=True)
+    complaint = r"shard_00001\.parquet is not UTF-8 in row 1 .row group 0."
+    refused(complaint, run, job, hint="", leaves=True)
     # Other shards may be finished, for the next attempt; of the bad one there is nothing.
     left = {path.name.partition(".")[0] for path in job.output.iterdir()}
     assert left <= {"shard_00000", "shard_00002"}

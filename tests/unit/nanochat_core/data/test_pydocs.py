@@ -132,7 +132,3 @@ def test_another_snapshot_is_refused(tmp_path, snapshot):
     with pytest.raises(DataError, match=f", this is {VERSION}") as error:
         documents(tmp_path, *snapshot)
     assert error.value.hint == "plan again with this Python, or use that version"
-
-
-def test_the_snapshot_is_the_version_of_python():
-    assert pydocs.python_snapshot() == (VERSION,)

@@ -51,6 +51,12 @@ def test_every_document_lands_in_exactly_one_shard_in_no_order(shards_job, folde
     assert max(map(len, parts[:3])) - min(map(len, parts[:3])) <= 1
     assert 4 <= metrics["validation_documents"] <= 32
     assert not (job.directory / "scratch").exists()
+    events = list(read_events(job.events))
+    assert {event["total"] for event in events if "total" in event} == {3}  # files
+    assert [event["step"] for event in events if "step" in event][-1] == 3
+    log = [event["text"] for event in events if "text" in event]
+    assert log[0].endswith("1 of 4 files are not text: 1 .pdf")
+    assert log[1].startswith("warning: the text has only ")
 
 
 def test_the_same_text_gives_the_same_bytes_and_another_seed_another_order(shards_job, folder):
@@ -81,14 +87,6 @@ def test_blank_documents_are_left_out_and_half_characters_repaired(shards_job, f
     job = shards_job(path=folder)
     metrics = shards.run(job)
     assert (metrics["documents"], metrics["blank_documents"]) == (401, 2)
-
-
-def test_progress_counts_the_files(shards_job, folder):
-    job = shards_job(path=folder)
-    shards.run(job)
-    events = list(read_events(job.events))
-    assert {event["total"] for event in events if "total" in event} == {3}
-    assert [event["step"] for event in events if "step" in event][-1] == 3
 
 
 @pytest.mark.parametrize(
@@ -152,12 +150,6 @@ def test_a_config_that_cannot_be_is_refused(shards_job, changes, error, complain
         shards.run(shards_job(**changes))
 
 
-def test_a_folder_without_text_is_refused(shards_job, tmp_path):
-    (tmp_path / "empty" / "more").mkdir(parents=True)
-    (tmp_path / "empty" / "more" / "a.pdf").touch()
-    refused("has no file to read", shards.run, shards_job(path=tmp_path / "empty"))
-
-
 def test_text_behind_a_link_to_a_folder_is_read_once(folder, tmp_path):
     (folder / "deep").rename(tmp_path / "elsewhere")
     for link, target in (("x", tmp_path / "elsewhere"), ("y", folder / "x"), ("loop", folder)):
@@ -178,19 +170,15 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(shards_job, folder, m
     refused(r"text/deep cannot be read: permission denied", shards.run, job)
 
 
-def test_text_edited_between_plan_and_job_is_refused_in_one_line(shards_job, folder):
+def test_text_edited_since_the_plan_or_while_it_is_read_is_refused_in_one_line(shards_job, folder):
+    complaint = f"{folder} has changed since the run was planned"
+    progress = Progress(folder / ".events.jsonl")
+    documents = local_text.documents(config(path=folder), progress, folder)
+    next(documents)
     job = shards_job(path=folder)
     (folder / "c.txt").write_text("another text")
-    complaint = f"{folder} has changed since the run was planned"
+    refused(complaint, list, documents)
     refused(complaint, shards.run, job, hint="run again")
-
-
-def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
-    progress = Progress(tmp_path / "events.jsonl")
-    documents = local_text.documents(config(path=folder), progress, tmp_path)
-    next(documents)
-    (folder / "c.txt").write_text("another text")
-    refused("has changed since the run was planned", list, documents)
 
 
 def test_the_names_that_a_plan_knows_are_those_that_the_stage_can_read():

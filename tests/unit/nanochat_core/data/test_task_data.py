@@ -75,16 +75,6 @@ def test_the_seed_decides_every_byte(tmp_path):
     }
 
 
-def test_a_job_that_was_killed_half_way_is_repeated_over_its_own_files(tmp_path):
-    job = make_job(tmp_path)
-    (job.output / "spelling").mkdir()
-    (job.output / "spelling" / "train.jsonl").write_text('{"messages": [')
-    task_data.run(job)
-    whole = make_job(tmp_path / "whole")
-    task_data.run(whole)
-    assert digests(job.output) == digests(whole.output)
-
-
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
@@ -125,7 +115,7 @@ def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
     assert "numbers_overlap" not in task_data.run(apart)
 
 
-def test_a_resumed_stage_does_what_is_not_done(tmp_path, monkeypatch):
+def test_a_killed_or_stopped_stage_does_what_is_not_done(tmp_path, monkeypatch):
     made = []
     original = task_data.write_dataset
 
@@ -140,6 +130,8 @@ def test_a_resumed_stage_does_what_is_not_done(tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
         task_data.run(job)
     assert sorted(p.name for p in job.output.iterdir()) == ["identity", "spelling"]
+    (job.output / "arithmetic").mkdir()  # as a kill leaves it
+    (job.output / "arithmetic" / "train.jsonl").write_text('{"messages": [')
     metrics = task_data.run(job)
     assert made == ["identity", "spelling", "arithmetic", "arithmetic"]
     whole = make_job(tmp_path / "whole")
