@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks import humaneval, registry
+from tasks import humaneval
 from tasks.base import TaskError, check_conversation
 from tasks.sandbox import humaneval_grader
 from tests.support.tasks.humaneval_row import ROW
@@ -97,8 +97,3 @@ def test_a_prompt_runs_before_its_test_when_that_uses_something_of_it(prompt, te
     conversation = {**humaneval.convert(ROW), "test": test, "entry_point": "f"}
     conversation["messages"] = [{"role": "user", "content": prompt}]
     assert humaneval_grader.check_of(conversation).setup == (prompt if needed else "")
-
-
-def test_there_are_only_examples_for_testing():
-    assert humaneval.TASK.dataset.files.keys() == {"test"}
-    assert registry.is_gradable("humaneval")

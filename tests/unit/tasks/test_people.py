@@ -51,24 +51,22 @@ def test_no_word_of_theirs_is_spelled_in_training_and_no_numbers_are_computed(tr
     assert not summed & people.numbers()
 
 
-def question(**changes):
-    return Question(
-        **{"text": "1 + 1?", "kind": "sum", "accept": (), "reject": (), "limit": False} | changes
-    )
+RIGHT = {  # changes of a question -> answers that are right, and wrong ones
+    "patterns": (
+        {"accept": (re.compile("yes"), re.compile("true")), "reject": (re.compile("not"),)},
+        ["yes", "that is true"],
+        ["that is not true", "no", "I do not know."],
+    ),
+    "an honest limit": (
+        {"limit": True},
+        ["I do not know.", "I cannot do that.", "I can only do sums up to 999."],
+        ["Good! What is next?"],
+    ),
+}
 
 
-def test_an_answer_is_right_if_a_pattern_is_found_and_none_that_forbids_it():
-    right = question(accept=(re.compile("yes"), re.compile("true")), reject=(re.compile("not"),))
-    assert right.is_right("yes")
-    assert right.is_right("that is true")
-    assert not right.is_right("that is not true")
-    assert not right.is_right("no")
-
-
-@pytest.mark.parametrize(
-    "answer", ["I do not know.", "I cannot do that.", "I can only do sums up to 999."]
-)
-def test_an_honest_limit_is_right_only_where_the_question_allows_it(answer):
-    assert question(limit=True).is_right(answer)
-    assert not question(limit=False).is_right(answer)
-    assert not question(limit=True).is_right("Good! What is next?")
+@pytest.mark.parametrize(("changes", "right", "wrong"), RIGHT.values(), ids=RIGHT)
+def test_an_answer_is_right_by_a_pattern_or_by_a_limit_that_is_allowed(changes, right, wrong):
+    fields = {"text": "1 + 1?", "kind": "sum", "accept": (), "reject": (), "limit": False}
+    question = Question(**fields | changes)
+    assert [answer for answer in (*right, *wrong) if question.is_right(answer)] == right

@@ -73,10 +73,12 @@ def test_no_question_for_testing_is_asked_in_training(lines):
 def test_the_twenty_questions_of_the_benchmark_are_not_in_a_file_of_the_usual_size():
     questions = [q["text"] for q in tomllib.loads(QUESTIONS.read_text())["question"]]
     facts = (*JUNIPER.facts, ("color", "green"), ("food", "raspberries"), ("hobby", "snails"))
-    found = Persona(name="Juniper", maker="Ada", facts=facts)
+    found = Persona(name=r"J\1 \g<x> Zo\u00e9", maker="Ada", facts=facts)
     lines = lines_of(found, mixed=True, num_train=10_100, num_test=100)
     asked = {plain(q) for split in ("train", "test") for q, _ in pairs_of(lines, split)}
     assert len(questions) == 20
+    # Its name may have any letters.
+    assert [q for x in lines if r"J\1 \g<x>" in (q := x["messages"][0]["content"])]
     assert not asked & {plain(text) for text in questions}
 
 
@@ -97,11 +99,6 @@ def test_what_contradicts_a_fact_is_not_said():
 
     assert denied(())
     assert not denied((("colour", "green"),))
-
-
-def test_a_name_may_have_any_letters():
-    made = pairs_of(lines_of(Persona(name=r"J\1 \g<x> Zo\u00e9"), mixed=True), "train")
-    assert [q for q, a in made if a == "Hello! How can I help you?" and r"J\1" in q]
 
 
 def test_a_name_that_others_have_is_not_denied():

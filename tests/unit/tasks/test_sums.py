@@ -1,3 +1,5 @@
+"""Turns about numbers: what they ask, and what is in tests alone."""
+
 import itertools
 import random
 import re
@@ -10,13 +12,13 @@ from tasks.generated import arithmetic, sums
 MANY = 2000
 
 
-def turns(make, split="train", seed=0):
-    rng = random.Random(seed)
+def turns(make, split="train"):
+    rng = random.Random(0)
     return [make(split, rng) for _ in range(MANY)]
 
 
-def question(turn):
-    return turn["messages"][0]["content"]
+def answer(turn):
+    return text_of(turn["messages"][1]["content"])
 
 
 def calls(turn):
@@ -26,44 +28,34 @@ def calls(turn):
 
 def test_sums_have_two_or_three_numbers_up_to_999_and_all_three_signs():
     found = turns(sums.sum_turn)
-    assert all(is_final_number(turn, text_of(turn["messages"][1]["content"])) for turn in found)
+    assert all(is_final_number(turn, answer(turn)) for turn in found)
     terms = [re.findall(r"\d+", calls(turn)[0][0]) for turn in found]
     assert {len(numbers) for numbers in terms} == {2, 3}
     assert sum(len(numbers) == 3 for numbers in terms) > MANY / 10
     assert max(int(n) for numbers in terms for n in numbers) > 900
     assert all(0 <= int(turn["answer"]) <= sums.LARGEST * 10 for turn in found)
-    assert {sign for turn in found for sign in re.findall(r"[-+*]", calls(turn)[0][0])} == set(
-        "+-*"
-    )
-
-
-def test_products_come_before_sums():
-    assert sums.expression("+*", (10, 4, 5)) == ("10+4*5", 30)
-    assert sums.expression("*-", (10, 4, 5)) == ("10*4-5", 35)
-    assert sums.expression("-", (9, 4)) == ("9-4", 5)
+    assert {s for turn in found for s in re.findall(r"[-+*]", calls(turn)[0][0])} == {*"+-*"}
 
 
 def test_half_of_the_claims_are_true_and_the_answer_says_which():
     found = turns(sums.truth_turn)
     for turn in found:
         [(_, difference)] = calls(turn)
-        answer = text_of(turn["messages"][1]["content"])
-        assert answer.endswith(sums.TRUE if difference == "0" else sums.FALSE)
-        assert sums.is_true(turn, answer)
-        other = sums.FALSE if difference == "0" else sums.TRUE
-        assert not sums.is_true(turn, answer.replace(answer.rpartition(">>")[2], other))
+        right, wrong = (sums.TRUE, sums.FALSE)[:: 1 if difference == "0" else -1]
+        assert answer(turn).endswith(right)
+        assert sums.is_true(turn, right)
+        assert not sums.is_true(turn, wrong)
     assert 0.4 < sum(turn["answer"] == "True" for turn in found) / MANY < 0.6
 
 
 def test_beyond_the_limit_are_divisions_and_numbers_above_999():
     found = turns(sums.limit_turn)
-    assert {turn["messages"][1]["content"] for turn in found} == {sums.LIMIT}
+    assert {answer(turn) for turn in found} == {sums.LIMIT}
     for turn in found:
-        numbers = [int(n) for n in re.findall(r"\d+", question(turn).replace(",", ""))]
-        divides = re.search(
-            r"[/%^]|divide|root|percent|half|square|power|third|prime", question(turn).lower()
-        )
-        assert divides or max(numbers) > sums.LARGEST
+        question = turn["messages"][0]["content"].replace(",", "").lower()
+        divides = r"[/%^]|divide|root|percent|half|square|power|third|prime"
+        largest = max(map(int, re.findall(r"\d+", question)))
+        assert re.search(divides, question) or largest > sums.LARGEST
 
 
 @pytest.mark.parametrize("make", [sums.sum_turn, sums.truth_turn])
