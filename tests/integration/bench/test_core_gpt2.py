@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from bench.core_gpt2 import compare_with_peer, evaluate, main, missing_part
+from bench.core_gpt2 import compare_with_peer, evaluate, missing_part
 from nanochat_core.evaluate.core_tasks import open_suite
 from nanochat_core.evaluate.foreign import ForeignModel, open_foreign
 from nanochat_core.evaluate.intervals import mean_of
@@ -22,7 +20,7 @@ from tests.support.nanochat_core.evaluate.core_reference import (
     straight_core,
     write_bundle,
 )
-from tests.support.nanochat_core.evaluate.gpt2 import BOS, write_gpt2
+from tests.support.nanochat_core.evaluate.gpt2 import write_gpt2
 
 WINDOW = 128
 pytestmark = pytest.mark.torch
@@ -84,25 +82,5 @@ def test_every_verdict_is_nanochats(gpt2: ForeignModel, bundle: Path) -> None:
     assert equal == asked > 90
 
 
-def test_text_becomes_the_tokens_of_the_folder(gpt2: ForeignModel) -> None:
-    rng = random.Random(1)
-    text = "".join(map(chr, rng.choices(range(32, 0x2FF), k=50)))
-    assert gpt2.encode(text) == list(text.encode())
-    assert (gpt2.bos, gpt2.window) == (BOS, WINDOW)
-
-
-def test_without_files_it_is_skipped_with_a_reason(
-    tmp_path: Path,
-    bundle: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert missing_part(None, None) == (
-        "no CORE bundle: --bundle or CORE_BUNDLE names no folder with core.yaml"
-    )
+def test_a_folder_without_weights_is_named(tmp_path: Path, bundle: Path) -> None:
     assert "no weights: --weights or GPT2_WEIGHTS" in str(missing_part(bundle, tmp_path))
-    for name in ("CORE_BUNDLE", "GPT2_WEIGHTS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["core_gpt2"])
-    main()
-    assert capsys.readouterr().out.startswith("core_gpt2 is skipped: no CORE bundle")

@@ -1,6 +1,5 @@
 """The bench next to llama.cpp: what it skips, the file that it writes, and a line of its table."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,6 @@ ROW = {
     "first_ms": 2.5,
     "llama_first_ms": 8.0,
 }
-
-
-def test_without_llama_cpp_it_says_so_and_measures_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(llama, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["llama"])
-    assert llama.main() == 0
-    said = capsys.readouterr().out
-    assert said == "bench llama is skipped: xllamacpp and gguf not installed\n"
 
 
 def test_a_line_compares_first_tokens_of_one_answer_only() -> None:
