@@ -11,7 +11,6 @@ from tests.integration.bench.test_gpu import DryRun, dry_run
 
 PEERLESS = {step.name for step in STEPS if step.peer is not None}
 ON_A_CPU = {"memory", "serving", "core", "rollouts"}  # their dry run leaves nothing out
-SHAPES = {"hellaswag", "arc", "boolq", "winograd", "lambada", "wikidata", "squad"}
 ALL = ("--minutes", "60")
 
 
@@ -32,22 +31,6 @@ def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(dry: DryRun) 
         found.keys() - PEERLESS
     )
     assert "d12 we, rows" in dry.results("d12 rows")
-
-
-@pytest.mark.timeout(900)
-def test_without_the_peer_the_benches_say_so_and_measure_us(dry: DryRun) -> None:
-    served, asked = (dry.steps[name]["results"][-1] for name in ("serving", "core"))
-    no_peer = "is not set: there is no peer to compare with"
-    assert f"NANOCHAT_JAN_DIR {no_peer}" in dry.printed
-    assert f"core: NANOCHAT_DIR {no_peer}" in (dry.out / "log.txt").read_text()
-    assert "peer" not in served
-    for figure in ("tokens_per_second", "one_first_token_ms", "slot_free_ms"):
-        assert served["ours"][figure] > 0
-    # CORE is one question of each shape.
-    rates = {case: rate["ours fp32 per cpu second"] for case, rate in asked["rates"].items()}
-    assert rates.keys() == SHAPES | {"categorical", "generative", "core"}
-    assert rates["core"] == pytest.approx(len(SHAPES) / sum(1 / rates[case] for case in SHAPES))
-    assert asked["ratios"] == asked["equal"] == {}
 
 
 @pytest.mark.timeout(1800)

@@ -122,9 +122,9 @@ def test_the_steps_that_fit_are_taken_in_order_of_their_value() -> None:
 
 
 def step_of(directory: Path, name: str, code: str, **fields: Any) -> Step:
-    """A step that runs `code`."""
+    """A step that runs `code`, with FOLDER in it replaced by the directory."""
     path = directory / f"{name.replace(' ', '-')}.py"
-    path.write_text(code)
+    path.write_text(code.replace("FOLDER", repr(str(directory))))
     defaults = {"seconds": 60, "options": "", "dry": "", "passes": ""}
     return Step(name=name, program=str(path), **(defaults | fields))
 
@@ -146,25 +146,41 @@ def stored(directory: Path) -> list[dict[str, Any]]:
     return json.loads((directory / "out" / "results.json").read_text())["steps"]
 
 
-def test_a_step_that_hangs_is_ended_at_its_limit_with_all_it_started_and_the_rest_goes_on(
-    tmp_path: Path,
-) -> None:
-    # Its child has a process group of its own, and is stopped, as a side that is held.
-    code = f"""
+# Its child has a process group of its own, and is stopped, as a side that is held.
+HANGS = """
 import os, pathlib, signal, subprocess, sys, time
-print('{{"name": "half"}}', flush=True)
+print('{"name": "half"}', flush=True)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
 os.killpg(child.pid, signal.SIGSTOP)
-pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+pathlib.Path(FOLDER, "child").write_text(str(child.pid))
 time.sleep(600)
 """
-    hangs = step_of(tmp_path, "hangs", code, seconds=3)
-    run(tmp_path, hangs, step_of(tmp_path, "next", "print('well')"))
+FAILS = "print('a line'); print('{\"name\": 1}', flush=True); raise ValueError('no such kernel')"
+# A step's code and limits, and what is stored of it: why it failed first and last, its results.
+FAILED: dict[str, tuple[str, dict[str, int], tuple[str, str], list[object]]] = {
+    "hangs": (HANGS, {"seconds": 3}, ("took longer than 3 s",) * 2, [{"name": "half"}]),
+    "late": ("import time; time.sleep(600)", {"ready": 2}, ("was not ready after 2 s",) * 2, []),
+    "fails": (FAILS, {}, ("ended with 1", "ValueError: no such kernel"), [{"name": 1}]),
+}
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_a_step_that_fails_is_ended_with_all_it_started_and_the_rest_goes_on(
+    name: str, tmp_path: Path
+) -> None:
+    code, limits, why, results = FAILED[name]
+    failing = step_of(tmp_path, name, code, **limits)
+    run(tmp_path, failing, step_of(tmp_path, "next", "print('well')"))
     first, second = stored(tmp_path)
-    assert (first["status"], first["why"][0]) == ("failed", "took longer than 3 s")
-    assert first["results"] == [{"name": "half"}]
+    assert first["status"] == "failed"
+    assert (first["why"][0], first["why"][-1], first["results"]) == (*why, results)
     assert (second["status"], second["lines"]) == ("ok", ["well"])
-    wait_until(lambda: is_gone(int((tmp_path / "child").read_text())))
+    assert f"    ! {why[1]}" in (tmp_path / "out" / "table.txt").read_text()
+    if name == "hangs":
+        wait_until(lambda: is_gone(int((tmp_path / "child").read_text())))
+    if name == "fails":
+        assert first["lines"] == ["a line"]
+        assert "fails: ValueError: no such kernel" in (tmp_path / "out" / "log.txt").read_text()
 
 
 def is_gone(pid: int) -> bool:
@@ -173,71 +189,60 @@ def is_gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_step_that_fails_leaves_its_errors_last_line_and_the_rest_goes_on(
-    tmp_path: Path,
-) -> None:
-    code = "print('a line'); print('{\"name\": 1}', flush=True); raise ValueError('no such kernel')"
-    run(tmp_path, step_of(tmp_path, "fails", code), step_of(tmp_path, "next", "print('well')"))
-    first, second = stored(tmp_path)
-    assert (first["status"], first["why"][0]) == ("failed", "ended with 1")
-    assert first["why"][-1] == "ValueError: no such kernel"
-    assert (first["results"], first["lines"]) == ([{"name": 1}], ["a line"])
-    assert second["status"] == "ok"
-    assert "fails: ValueError: no such kernel" in (tmp_path / "out" / "log.txt").read_text()
-    assert "    ! ValueError: no such kernel" in (tmp_path / "out" / "table.txt").read_text()
+# The slow one is ready when the others have prepared, and one of them has begun.
+SLOW = "import time\nwhile 'quick' not in log.read_text(): time.sleep(0.01)\n"
+LOGGING = """
+import pathlib, time
+log = pathlib.Path(FOLDER, "log")
+log.touch()
+WAIT
+READY
+log.open("a").write("NAME "); time.sleep(0.3); log.open("a").write("end ")
+""".replace("READY", READY)
 
 
 def test_one_step_at_a_time_has_the_gpu_the_most_valuable_that_is_ready(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-
-    def code(name: str, *, slow: bool = False) -> str:
-        # The slow one is ready when the others have prepared, and one of them has begun.
-        wait = f"while 'quick' not in open({str(log)!r}).read(): time.sleep(0.01)\n" if slow else ""
-        return (
-            f"import time\nwrite = lambda text: open({str(log)!r}, 'a').write(text + ' ')\n"
-            f"{wait}{READY}\nwrite('{name}'); time.sleep(0.3); write('end')"
+    steps = [
+        step_of(tmp_path, name, LOGGING.replace("NAME", name).replace("WAIT", wait), ready=60, **of)
+        for name, wait, of in (
+            ("slow", SLOW, {}),
+            ("quick", "", {"quiet": False}),
+            ("quiet", "", {}),
         )
-
-    log.touch()
-    entries = run(
-        tmp_path,
-        step_of(tmp_path, "slow", code("slow", slow=True), ready=60),
-        step_of(tmp_path, "quick", code("quick"), ready=60, quiet=False),
-        step_of(tmp_path, "quiet", code("quiet"), ready=60),
-    )
+    ]
+    entries = run(tmp_path, *steps)
     # `quiet` was ready with `quick`, and waits for what is worth more and still prepares.
-    assert log.read_text().split() == ["quick", "end", "slow", "end", "quiet", "end"]
+    assert (tmp_path / "log").read_text().split() == ["quick", "end", "slow", "end", "quiet", "end"]
     assert [entry.status for entry in entries] == ["ok", "ok", "ok"]
 
 
+# The less valuable one writes while it prepares, until the other has had the GPU.
+BEATING = f"""
+import pathlib, time
+beats, over = pathlib.Path(FOLDER, "beats"), pathlib.Path(FOLDER, "over")
+while not over.exists():
+    beats.open("a").write(".")
+    time.sleep(0.01)
+{READY}
+"""
+TIMED = f"""
+import pathlib, time
+beats = pathlib.Path(FOLDER, "beats")
+while not beats.exists():
+    time.sleep(0.01)
+{READY}
+time.sleep(0.5)
+before = beats.stat().st_size
+time.sleep(1)
+print("beats:", beats.stat().st_size - before)
+pathlib.Path(FOLDER, "over").touch()
+"""
+
+
 def test_a_quiet_step_stops_what_is_prepared_meanwhile(tmp_path: Path) -> None:
-    beats = tmp_path / "beats"
-    # The less valuable one writes while it prepares, until the other has had the GPU.
-    beating = (
-        f"import pathlib, time\nbeats, over = pathlib.Path({str(beats)!r}), "
-        f"pathlib.Path({str(tmp_path / 'over')!r})\n"
-        "while not over.exists():\n    beats.open('a').write('.'); time.sleep(0.01)\n" + READY
-    )
-    timed = (
-        f"import pathlib, time\nbeats = pathlib.Path({str(beats)!r})\n"
-        f"while not beats.exists(): time.sleep(0.01)\n{READY}\n"
-        "time.sleep(0.5)\nbefore = beats.stat().st_size\ntime.sleep(1)\n"
-        "print('beats:', beats.stat().st_size - before)\n"
-        f"pathlib.Path({str(tmp_path / 'over')!r}).touch()"
-    )
-    first, second = run(
-        tmp_path,
-        step_of(tmp_path, "timed", timed, ready=60),
-        step_of(tmp_path, "beating", beating, ready=60),
-    )
+    steps = {"timed": TIMED, "beating": BEATING}
+    first, second = run(tmp_path, *(step_of(tmp_path, n, steps[n], ready=60) for n in steps))
     assert (first.status, first.lines) == ("ok", ["beats: 0"])
-    assert second.status == "ok"
-
-
-def test_a_step_that_is_not_ready_in_its_time_is_dropped(tmp_path: Path) -> None:
-    late = step_of(tmp_path, "late", "import time; time.sleep(600)", ready=2)
-    first, second = run(tmp_path, late, step_of(tmp_path, "next", "print('well')"))
-    assert (first.status, first.why) == ("failed", ["was not ready after 2 s"])
     assert second.status == "ok"
 
 
@@ -340,20 +345,11 @@ def test_ended_by_a_signal_it_leaves_the_results_so_far_and_no_child(
     assert printed.rstrip().endswith("1 ok, 2 failed, 1 skipped")
 
 
-def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_how_to_run_dry_and_loads_no_torch(tmp_path: Path) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
-    done = subprocess.run(
-        [sys.executable, "bench/gpu", "quarter", "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-X", "importtime", "bench/gpu", "quarter", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "finds no GPU here\nhint: --dry" in done.stderr
-
-
-def test_it_loads_no_torch() -> None:
-    code = "import sys, bench.gpu.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    assert not [line for line in done.stderr.splitlines() if line.split()[-1:] == ["torch"]]
