@@ -1,4 +1,7 @@
-"""The compiled training kernels against float64, and the same bits with any number of threads."""
+"""The compiled training kernels against float64, and the same bits with any number of threads.
+
+The kernels of the loss: test_loss.py.
+"""
 
 import subprocess
 import sys
@@ -10,7 +13,6 @@ import torch.nn.functional as F
 from nanochat_core.model.attention import rotate_normalise
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import Linear, mix_residual, relu_square, rms_norm
-from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.scaling import numerics
 from tests.support.nanochat_core.random_gpt import shape_of
@@ -69,56 +71,6 @@ def test_a_linear_layer_has_the_gradients_of_float64():
         torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
-@pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
-def test_the_loss_is_that_of_float64(spread, tokens, vocab):
-    hidden, weight, scale = random(tokens, 72), spread * random(vocab, 72), random(tokens)
-    targets = torch.arange(tokens).mul(37) % vocab
-    exact = [t.double().requires_grad_() for t in (hidden, weight)]
-    logits = 15.0 * torch.tanh(exact[0] @ exact[1].T / 15.0)
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    (losses * scale).sum().backward()
-    found = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
-        assert kernels.usable(*leaves)
-        softcap_loss(*leaves, targets, scale, softcap=15.0).backward()
-        each = softcap_losses(hidden, weight, targets, softcap=15.0)
-        found.append([each, *(leaf.grad for leaf in leaves)])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    torch.testing.assert_close(found[0][0].double(), losses.detach(), rtol=1e-6, atol=1e-6)
-    for got, leaf in zip(found[0][1:], exact, strict=True):
-        bound = 3e-6 * leaf.grad.abs().max().item()
-        torch.testing.assert_close(got.double(), leaf.grad, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
-@pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
-def test_the_loss_in_bf16_rounds_only_the_inputs_and_outputs_of_products(spread, tokens, vocab):
-    hidden = random(tokens, 72).bfloat16().float()
-    weight, scale = (spread * random(vocab, 72)).bfloat16(), random(tokens)
-    targets = torch.arange(tokens).mul(37) % vocab
-    exact = [t.double().requires_grad_() for t in (hidden, weight)]
-    # The logits are rounded; the gradient is taken there.
-    z = (exact[0] @ exact[1].T).bfloat16().double().detach() - (exact[0] @ exact[1].T).detach()
-    logits = 15.0 * torch.tanh((exact[0] @ exact[1].T + z) / 15.0)
-    losses = F.cross_entropy(logits, targets, reduction="none")
-    (losses * scale).sum().backward()
-    leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
-    softcap_loss(*leaves, targets, scale, softcap=15.0).backward()
-    each = softcap_losses(hidden, weight, targets, softcap=15.0)
-    torch.testing.assert_close(each.double(), losses.detach(), rtol=3e-3, atol=3e-3)
-    for leaf, want in zip(leaves, exact, strict=True):
-        bound = 0.01 * want.grad.abs().max().item()
-        torch.testing.assert_close(leaf.grad.double(), want.grad, rtol=0, atol=bound)
-    losses, of_hidden, _ = kernels.loss_in_bf16(hidden, weight, targets, scale, 15.0)
-    assert of_hidden.dtype == losses.dtype == torch.float32
-    torch.set_num_threads(3)  # the kernel between the products
-    again = kernels.loss_in_bf16(hidden, weight, targets, scale, 15.0)[0]
-    torch.testing.assert_close(again, losses, rtol=1e-6, atol=1e-6)
-
-
 def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
     config = shape_of(8, 32, num_heads=2, vocab_size=128)
     seen = []
@@ -148,22 +100,6 @@ def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
         if exact[name].grad.norm() > 1e-4:
             error = (parameter.grad.float() - exact[name].grad).norm() / exact[name].grad.norm()
             assert error < 0.03, name
-
-
-def test_a_confident_token_keeps_a_small_gradient():
-    hidden, weight = torch.ones(1, 64), torch.full((64, 64), -0.02)
-    weight[2] = 0.12
-    leaf = weight.clone().requires_grad_()
-    softcap_loss(hidden, leaf, torch.tensor([2]), torch.ones(1), softcap=15.0).backward()
-    exact = weight.double().requires_grad_()
-    logits = 15.0 * torch.tanh(hidden.double() @ exact.T / 15.0)
-    F.cross_entropy(logits, torch.tensor([2])).backward()
-    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-3, atol=0)
-
-
-def test_a_target_that_is_no_class_is_our_bug():
-    with pytest.raises(AssertionError):
-        kernels.loss(random(3, 64), random(64, 64), torch.tensor([0, 64, 1]), None, 15.0)
 
 
 def _rotary(positions, half):
