@@ -39,12 +39,6 @@ def test_midtraining_holds_its_rate_for_four_fifths_and_sft_falls_from_the_start
     assert momenta == pytest.approx([0.85, 0.90, 0.95, 0.95])
 
 
-def test_januarys_sft_is_gentle():
-    sft = open_profile("d20_seed").run.sft
-    assert sft.lr_fraction == 0.02
-    assert muon_momentum(0, 700, sft.schedule) == 0.95
-
-
 def test_todays_single_sft_is_a_matter_of_settings():
     run = open_profile("d12", overrides=SINGLE_SFT).run
     assert run.midtrain.mixture == ()
@@ -77,15 +71,6 @@ def test_a_model_that_came_without_an_optimizer_is_trained_from_zero_moments(ben
     assert text in bench.messages(job)
     assert int(load_state(job.output)["step"]) == metrics["steps"]
     assert metrics["val_loss"] < metrics["val_loss_first"]
-
-
-def test_held_out_conversations_are_evaluated_on_the_way_and_change_nothing(bench):
-    plain, metrics = bench.done("sft", "plain")
-    evaluated, _ = bench.done("sft", "evaluated", eval_every_steps=2)
-    evals, steps = bench.values(evaluated, "eval"), metrics["steps"]
-    assert list(evals) == sorted({*range(0, steps, 2), steps})
-    assert len(evals) > 2
-    assert bench.files(plain.output) == bench.files(evaluated.output)
 
 
 def test_packing_is_reported_and_done_once_a_job(bench):

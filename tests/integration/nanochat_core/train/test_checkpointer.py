@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -20,7 +19,6 @@ from nanochat_core.runtime.progress import Progress, read_events
 from nanochat_core.train.loop import checkpointer as checkpointer_module
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
-from tests.support.nanochat_core.train.fixtures import worker_signals
 
 pytestmark = pytest.mark.torch
 ALONE = World(rank=0, local_rank=0, size=1)
@@ -170,36 +168,15 @@ def test_the_cadence_is_by_time_and_by_steps(job, resources, kept):
 
 
 def test_a_loop_that_evaluates_has_saved_before(job):
-    checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=2), Owner())
-    for done in range(1, 9):
-        assert checkpointer.is_to_validate(done) == (done % 2 == 0)
-        assert checkpointer.is_due(done) == (done in (1, 2, 4, 6, 8))
+    """The ends of a loop are evaluated without being asked for."""
+    checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
+    assert not checkpointer.is_to_validate(0)
+    for done in range(1, 10):
+        assert checkpointer.is_to_validate(done) == (done in (3, 6))
+        assert checkpointer.is_due(done) == (done in (1, 3, 6, 9))
         save_if_due(checkpointer, done)
     checkpointer.close()
-    assert steps_in(job) == [6, 8]
-
-
-def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job):
-    checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
-    assert [done for done in range(10) if checkpointer.is_to_validate(done)] == [3, 6]
-    never, _ = make_checkpointer(job, Owner())
-    assert not any(never.is_to_validate(done) for done in range(10))
-
-
-def test_sigterm_saves_this_step_before_the_job_ends(job):
-    checkpointer, _ = make_checkpointer(job, Owner())
-
-    def loop():
-        with interrupt.STOP.deferred():
-            for done in range(1, 5):
-                if done == 3:
-                    signal.raise_signal(signal.SIGTERM)
-                save_if_due(checkpointer, done)
-
-    with worker_signals(), pytest.raises(interrupt.Interrupted):
-        loop()
-    assert steps_in(job) == [1, 3]
-    assert list(read_events(job.events))[-1]["text"].startswith("stopped at step 3/9")
+    assert steps_in(job) == [6, 9]
 
 
 def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(job, monkeypatch):

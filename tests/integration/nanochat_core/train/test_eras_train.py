@@ -6,8 +6,6 @@ import pytest
 from safetensors import safe_open
 
 from nanochat_core.eras import numerics, of_era
-from nanochat_core.model.checkpoint import save_model
-from nanochat_core.model.gpt import GPT
 
 pytestmark = pytest.mark.torch
 
@@ -45,16 +43,3 @@ def test_every_stage_trains_the_model_of_january(bench):
         assert any(key.startswith("momentum/") for key in state), name
     assert metrics["pretrain"]["val_bpb"] < metrics["pretrain"]["val_bpb_first"]
     assert metrics["sft"]["val_loss"] < metrics["midtrain"]["val_loss_first"]
-
-
-def test_a_stage_trains_a_model_of_ones_own_whose_settings_are_those_of_an_era_between(
-    bench, tmp_path
-):
-    era = "2026-01-17"
-    model = GPT(of_era(bench.config.model, era, pattern="SL"), numerics("fp32", era=era))
-    model.init_weights(1)
-    files = {"tokenizer": bench.data["tokenizer"], "optimizer": None}
-    save_model(tmp_path, model, **files, made_by="pretrain")
-    job, metrics = bench.done("midtrain", inputs={"pretrain": tmp_path})
-    assert metrics["val_loss"] > 0
-    assert (job.output / "model.safetensors").exists()

@@ -116,47 +116,22 @@ def with_record(source, target, record):
     return target
 
 
-STYLES = {
-    "customers": (
-        *("Where is my order?", "It left our warehouse on Monday; here is the parcel number."),
-    ),
-    "german": (
-        *("Wie sp\u00e4t ist es?", "Es ist kurz nach halb neun, und der Zug f\u00e4hrt gleich."),
-    ),
-    "code": ("reverse a list", "def reverse(items):\n    return items[::-1]\n"),
-    "chinese": ("\u4f60\u597d\u5417?", "\u6211\u5f88\u597d\uff0c\u8c22\u8c22\u4f60\u3002"),
-    "noise": ("???", "#@!~ ^&*() {}|<> ZZZQ 0xDEADBEEF \\\\ //"),
-}
-
-
-@pytest.mark.parametrize(
-    ("style", "record"),
-    [*((style, "whole") for style in STYLES)]
-    + [("noise", record) for record in ("without a loss", "of another text", "none")],
-)
-def test_a_healthy_model_trains_on_chats_of_any_style(bench, tmp_path, confident, style, record):
+@pytest.mark.parametrize("record", ["whole", "without a loss", "of another text", "none"])
+def test_a_healthy_model_trains_on_chats_of_which_it_knows_nothing(
+    bench, tmp_path, confident, record
+):
     """It is worse than guessing on them, and far from wrong."""
     model = with_record(confident, tmp_path / "model", record)
     data = shutil.copytree(bench.models["task_data"], tmp_path / "task_data")
-    question, answer = STYLES[style]
     for split in ("train", "test"):
-        lines = (json.dumps(one_turn(f"{question} {i}", f"{answer} {i}")) + "\n" for i in range(40))
-        (data / "arithmetic" / f"{split}.jsonl").write_text("".join(lines))
+        chats = (one_turn(f"??? {i}", f"#@!~ ^&*() ZZZQ 0xDEADBEEF {i}") for i in range(40))
+        lines = "".join(json.dumps(chat) + "\n" for chat in chats)
+        (data / "arithmetic" / f"{split}.jsonl").write_text(lines)
     job, metrics = bench.done("sft", inputs={"task_data": data, "midtrain": model})
     assert metrics["val_loss_first"] > 1.1 * math.log(512)
     assert metrics["val_loss"] < metrics["val_loss_first"]
     warned = any("no stage recorded" in text for text in bench.messages(job))
     assert warned == (record != "whole")
-
-
-@every_stage
-def test_a_model_without_a_record_is_trained_on_whatever_it_knows(
-    bench, tmp_path, confident, stage
-):
-    """English is noise to it, as to a model of another language."""
-    model = with_other_tokenizer(confident, tmp_path / "model")
-    (model / FILE).unlink()
-    bench.done(stage, inputs={INPUT[stage]: model})
 
 
 def test_weights_of_another_model_are_refused_by_what_theirs_reached(bench, tmp_path, confident):

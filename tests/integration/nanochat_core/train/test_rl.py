@@ -17,7 +17,6 @@ from nanochat_core.evaluate import generate
 from nanochat_core.evaluate.generate import pass_at
 from nanochat_core.model.checkpoint import load_model, load_state
 from nanochat_core.runtime.hardware.distributed import ALONE, World
-from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
 from nanochat_core.train.policy import Rollout, log_probs
@@ -184,21 +183,6 @@ def test_a_second_update_is_compared_with_the_weights_before_the_first(bench, mo
     assert len(moved) == 4
     assert moved[::2] == [0.0, 0.0]
     assert min(moved[1::2]) > 1e-3
-
-
-def test_with_every_option_a_stopped_run_resumes_to_the_same_bytes(bench, monkeypatch):
-    section = {"num_steps": 4, "clip": 0.2, "updates_per_batch": 2, "kl_weight": 0.1}
-    section |= {"baseline": "leave_one_out", "drop_equal_groups": True, "eval_samples": 2}
-    whole, expected = rl_done(bench, "whole", **section)
-    with monkeypatch.context() as patch:
-        patch.setattr(STOP, "requested", False)
-        patch.setattr(STOP, "steps_left", 2)
-        with pytest.raises(Interrupted):
-            rl_done(bench, "parts", **section)
-    parts, found = rl_done(bench, "parts", **section)
-    assert found == expected
-    assert bench.has_resumed(parts)
-    assert bench.files(parts.output) == bench.files(whole.output)
 
 
 def test_a_step_whose_answers_are_all_empty_updates_nothing(bench, monkeypatch):
