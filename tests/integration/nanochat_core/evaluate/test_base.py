@@ -1,22 +1,17 @@
-import copy
 import json
 import math
 import shutil
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
-from flows.render.paired import Score, delta_of, pair
 from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
-from tests.support.flows.measured import reader
 
 pytestmark = pytest.mark.torch
 
@@ -91,13 +86,6 @@ def test_two_runs_leave_the_same_bytes(make):
         assert first == second
 
 
-def test_no_prompts_make_no_samples(make):
-    config = {"base_eval": {**CONFIG["base_eval"], "prompts": []}}
-    job = make(config=config)
-    base.run(job)
-    assert (job.output / "samples.jsonl").read_bytes() == b""
-
-
 def _rows_of(sequence_len, rows_dir, directory):
     """Write the same ids as rows of another length."""
     shutil.copytree(rows_dir, directory)
@@ -113,8 +101,10 @@ def _rows_of(sequence_len, rows_dir, directory):
 
 
 def test_rows_of_another_length_than_the_models_are_reported(make, rows_dir, tmp_path):
-    job = make("short")
+    config = {"base_eval": {**CONFIG["base_eval"], "prompts": []}}
+    job = make("short", config=config)
     base.run(job)
+    assert (job.output / "samples.jsonl").read_bytes() == b""  # of no prompts
     said = [e["text"] for e in read_events(job.events) if "text" in e]
     assert any("sequence_len 32, the model reads 256" in text for text in said)
     job = make("fit", inputs={"rows": _rows_of(256, rows_dir, tmp_path / "fit_rows")})
@@ -122,24 +112,3 @@ def test_rows_of_another_length_than_the_models_are_reported(make, rows_dir, tmp
     assert not any("sequence_len" in e.get("text", "") for e in read_events(job.events))
     with pytest.raises(DataError, match="sequence_len 257, the model reads 256"):
         base.run(make("long", inputs={"rows": _rows_of(257, rows_dir, tmp_path / "long_rows")}))
-
-
-def test_two_models_on_the_same_rows_are_paired(make, model, tokenizer, tmp_path):
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.lm_head.weight *= 0.99
-    words, changed = tmp_path / "words", tmp_path / "changed"
-    for directory in (words, changed):
-        directory.mkdir()
-    tokenizer.save(words)
-    save_model(changed, other, tokenizer=words, optimizer={}, made_by="pretrain")
-    jobs = [make("first"), make("second", inputs={"pretrain": changed})]
-    first, second = (base.run(job)["val_bpb"] for job in jobs)
-    outputs = [reader(job.output) for job in jobs]
-    found = pair(*outputs).differences["val_bpb"]
-    assert found.value == pytest.approx(second - first, abs=2e-4)  # of four rows of 32 tokens
-    assert found.low < found.value < found.high
-    shown = delta_of(Score(value=first), Score(value=second), found)
-    assert (shown.low, shown.high) == (found.low, found.high)
-    same = pair(outputs[0], outputs[0]).differences["val_bpb"]
-    assert (same.low, same.value, same.high) == (0.0, 0.0, 0.0)

@@ -77,7 +77,8 @@ def questions(count):
 
 @pytest.fixture(scope="module")
 def many_tasks_dir(task_data_dir, tmp_path_factory):
-    """With questions of lettered choices besides, and programs to be written."""
+    """With questions of lettered choices besides, programs to be written, a task that has no right
+    answers and one that has no examples."""
     directory = tmp_path_factory.mktemp("tasks") / "task_data"
     shutil.copytree(task_data_dir, directory)
     program = {
@@ -88,9 +89,14 @@ def many_tasks_dir(task_data_dir, tmp_path_factory):
         "entry_point": "one",
         "test": "def check(one):\n    assert one() == 1",
     }
-    for name, examples in (("arc_easy", questions(40)), ("humaneval", [program])):
+    open_ended = {"messages": [{"role": "user", "content": "x"}]}
+    for name, examples in (
+        *(("arc_easy", questions(40)), ("humaneval", [program])),
+        *(("identity", [open_ended]), ("spelling_bee", [])),
+    ):
         (directory / name).mkdir()
-        write_examples(directory / name / "test.jsonl", examples)
+        for split in ("train", "test"):
+            write_examples(directory / name / f"{split}.jsonl", examples)
     return directory
 
 
@@ -207,19 +213,6 @@ def test_a_conversation_that_fills_the_context_is_answered_by_nothing(model, tok
     assert answers[1] == greedy_answers(engine, [short], max_new_tokens=5)[0] != ""
 
 
-def test_a_task_without_data_or_without_right_answers_is_named(make, task_data_dir, tmp_path):
-    with pytest.raises(DataError, match="spelling"):
-        chat.run(make(("spelling", 3), name="a", task_data=tmp_path))
-    folder = tmp_path / "with_identity"
-    shutil.copytree(task_data_dir, folder)
-    (folder / "identity").mkdir()
-    (folder / "identity" / "test.jsonl").write_text(
-        json.dumps({"messages": [{"role": "user", "content": "x"}]}) + "\n"
-    )
-    with pytest.raises(DataError, match="no right answers"):
-        chat.run(make(("identity", 3), name="b", task_data=folder))
-
-
 def test_the_answer_to_lettered_choices_is_the_likeliest_letter(model, tokenizer):
     asked = questions(40)
     model = copy.deepcopy(model)
@@ -260,34 +253,25 @@ def test_chatcore_is_the_mean_above_guessing(make, many_tasks_dir, monkeypatch, 
     assert [r["place"] for r in rows] == [*range(5), *range(40)]
 
 
-def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir):
-    job = make(("spelling", 5), ("mmlu", 3), ("identity", 1), task_data=many_tasks_dir)
+def test_a_task_whose_data_is_of_no_use_fails_alone_and_all_of_them_the_stage(make, many_tasks_dir):
+    useless = {"mmlu": "mmlu", "identity": "no right answers"}
+    useless["spelling_bee"] = "no examples of split 'test'"
+    tasks = (("spelling", 5), *((name, 3) for name in useless))
+    job = make(*tasks, task_data=many_tasks_dir)
     metrics = chat.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
     assert list(scores["tasks"]) == ["spelling"]
     assert scores["chatcore"] is None
-    assert list(scores["failed"]) == ["mmlu", "identity"]
-    assert "mmlu" in scores["failed"]["mmlu"] == metrics["mmlu_failed"]
-    assert str(many_tasks_dir) not in scores["failed"]["mmlu"]
     assert "chatcore" not in metrics
+    assert scores["failed"].keys() == useless.keys()
     texts = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
-    assert f"mmlu could not be evaluated: {scores['failed']['mmlu']}" in texts
+    for name, reason in scores["failed"].items():
+        assert useless[name] in reason == metrics[f"{name}_failed"]
+        assert str(many_tasks_dir) not in reason
+        assert f"{name} could not be evaluated: {reason}" in texts
     assert sum(" in fp32 (" in text for text in texts) == 1  # which runner answers, and why it
-
-
-def test_a_task_without_examples_has_no_score_and_teaches_nothing(make, task_data_dir, tmp_path):
-    folder = tmp_path / "with_bee"
-    shutil.copytree(task_data_dir, folder)
-    (folder / "spelling_bee").mkdir()
-    for split in ("train", "test"):
-        (folder / "spelling_bee" / f"{split}.jsonl").touch()
-    job = make(("spelling", 5), ("spelling_bee", 5), task_data=folder)
-    assert "chatcore" not in chat.run(job)
-    failed = json.loads((job.output / "scores.json").read_text())["failed"]
-    assert "no examples of split 'test'" in failed["spelling_bee"]
-    config = dataclasses.replace(open_profile("tiny").run.rl, task="spelling_bee")
-    with pytest.raises(DataError, match="no examples of split 'train'"):
-        rl.open_questions(job, config)
+    with pytest.raises(DataError, match="mmlu"):
+        chat.run(make(*tasks[1:], name="all", task_data=many_tasks_dir))
 
 
 @pytest.fixture
@@ -311,9 +295,18 @@ def test_a_machine_without_a_sandbox_fails_the_stage_before_any_task_is_asked(
     chat.run(make(("spelling", 5), name="without", task_data=many_tasks_dir))  # it needs none
 
 
-def test_reinforcement_on_programs_needs_a_sandbox_too(make, many_tasks_dir, no_sandbox):
-    config = dataclasses.replace(open_profile("tiny").run.rl, task="humaneval")
-    with pytest.raises(StageError, match=r"'humaneval' cannot be graded on this machine"):
+@pytest.mark.parametrize(
+    ("task", "error", "message"),
+    [
+        ("humaneval", StageError, "'humaneval' cannot be graded on this machine"),
+        ("spelling_bee", DataError, "no examples of split 'train'"),
+    ],
+)
+def test_reinforcement_needs_a_sandbox_for_programs_and_examples(
+    make, many_tasks_dir, no_sandbox, task, error, message
+):
+    config = dataclasses.replace(open_profile("tiny").run.rl, task=task)
+    with pytest.raises(error, match=message):
         rl.open_questions(make(("spelling", 5), task_data=many_tasks_dir), config)
 
 
@@ -352,15 +345,14 @@ def test_two_processes_find_what_one_finds(make, many_tasks_dir):
 def test_the_suites_digest_depends_on_what_was_asked(make, many_tasks_dir, tmp_path):
     def digest(*tasks, task_data=many_tasks_dir):
         job = make(*tasks, name=f"job-{next(numbers)}", task_data=task_data)
-        config = chat.ChatEvalConfig.from_tree(job.config["chat_eval"])
-        return chat.suite_digest(job, config)
+        return chat.suite_digest(job, chat.ChatEvalConfig.from_tree(job.config["chat_eval"]))
 
     numbers = itertools.count()
-    assert digest(("spelling", 5)) == digest(("spelling", 5))
     others = [(("spelling", 4),), (("spelling", 5), ("arc_easy", 1)), (("arithmetic", 5),)]
-    assert len({digest(("spelling", 5)), *(digest(*tasks) for tasks in others)}) == 4
-    changed = tmp_path / "changed"
-    shutil.copytree(many_tasks_dir, changed)
+    changed = shutil.copytree(many_tasks_dir, tmp_path / "changed")
     with (changed / "spelling" / "test.jsonl").open("a") as file:
         file.write("\n")
-    assert digest(("spelling", 5), task_data=changed) != digest(("spelling", 5))
+    found = [digest(("spelling", 5)), digest(("spelling", 5), task_data=changed)]
+    found += [digest(*tasks) for tasks in others]
+    assert len(set(found)) == len(found)
+    assert digest(("spelling", 5)) == found[0]
