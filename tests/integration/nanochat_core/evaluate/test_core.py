@@ -1,12 +1,13 @@
-"""CORE against a straight implementation of it, see core_reference.py, and against nanochat's."""
+"""CORE against a straight implementation of it, see core_reference.py.
+
+That each verdict is nanochat's: tests/integration/bench/test_core_gpt2.py.
+"""
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from infra.launch.torchrun import run_job
 from nanochat_core.evaluate import base, core
@@ -21,7 +22,6 @@ from tests.support.nanochat_core.evaluate.core_reference import (
     straight_core,
     write_bundle,
 )
-from tests.support.tasks.peer import run_nanochat
 
 pytestmark = pytest.mark.torch
 
@@ -115,89 +115,6 @@ def test_two_processes_find_what_one_finds(
     assert {t["total"] for t in alone["tasks"].values()} == {count for *_, count, _ in TASKS}
     files = [(job.output / "examples.parquet").read_bytes() for job in (one, two)]
     assert files[0] == files[1]
-
-
-# A model and a bundle of its own: nanochat's windows come in steps of 128 tokens.
-_PEER = """
-import json, os, sys, torch
-from pathlib import Path
-from safetensors.torch import load_file
-sys.path.insert(0, os.getcwd())
-root, ours = map(Path, sys.argv[1:])
-sys.path.append(str(ours))
-from nanochat.core_eval import evaluate_example
-from nanochat.gpt import GPT, GPTConfig
-from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.support.nanochat_core.random_gpt import randomise, shape_of
-
-class Peer:
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-    def get_bos_token_id(self):
-        return self.tokenizer.bos
-    def __call__(self, texts, prepend):
-        return [[prepend, *self.tokenizer.encode(text)] for text in texts]
-
-weights = load_file(root / "model.safetensors")
-tokenizer = Tokenizer.load(root / "tokenizer")
-shape = {"n_layer": 5, "n_head": 4, "n_kv_head": 2, "n_embd": 64}
-model = GPT(GPTConfig(sequence_len=512, vocab_size=tokenizer.vocab_size, **shape))
-model.init_weights()
-model.load_state_dict(weights)
-model.eval()
-found = {}
-for task in json.loads((root / "tasks.json").read_text()):
-    data, meta = task["data"], task["meta"]
-    judge = lambda i: evaluate_example(i, model, Peer(tokenizer), data, "cpu", meta)
-    found[task["label"]] = [bool(judge(i)) for i in range(len(data))]
-print(json.dumps(found))
-"""
-
-
-def test_every_verdict_is_nanochats(tokenizer, tmp_path):
-    model = _peers_model(tokenizer)
-    write_bundle(tmp_path / "core")
-    likely = likely_continuations(model, tokenizer, tmp_path / "core")
-    write_bundle(tmp_path / "core", likely=likely)
-    suite = open_suite(tmp_path / "core", max_per_task=None)
-    asked = [task for task in suite.tasks if task.num_shots < len(task.items)]
-    assert len(asked) == len(suite.tasks) - 1  # of fewer examples than shots, nanochat stops
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    (tmp_path / "tokenizer").mkdir()
-    tokenizer.save(tmp_path / "tokenizer")
-    tasks = [
-        {
-            "label": task.label,
-            "data": task.items,
-            "meta": {
-                "task_type": task.kind,
-                "num_fewshot": task.num_shots,
-                "continuation_delimiter": task.delimiter,
-            },
-        }
-        for task in asked
-    ]
-    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
-    repository = Path(__file__).resolve().parents[4]
-    printed = run_nanochat(_PEER, tmp_path, repository, NANOCHAT_DTYPE="float32")
-    verdicts = json.loads(printed.splitlines()[-1])
-    found = core_metric(model, tokenizer, suite, world=ALONE)
-    assert {t.label: list(t.verdicts) for t in found.tasks if t.label in verdicts} == verdicts
-    assert 0 < sum(map(sum, verdicts.values())) < sum(map(len, verdicts.values()))
-
-
-def _peers_model(tokenizer):
-    from nanochat_core.eras import HEAD, numerics, of_era
-    from nanochat_core.model.gpt import GPT
-    from tests.support.nanochat_core.random_gpt import randomise, shape_of
-
-    shape = shape_of(*[512] * 5, vocab_size=tokenizer.vocab_size)
-    model = GPT(of_era(shape, HEAD, pattern="SSSL"), numerics("fp32"))
-    randomise(model, 2, lambda name, _: 1.0 if "wte" in name else 0.3)
-    with torch.no_grad():
-        model.lm_head.weight[: ord("a")] *= 0.2
-        model.lm_head.weight[ord("z") + 1 :] *= 0.2
-    return model
 
 
 def test_what_is_prepared_comes_in_order_and_its_errors_come_through():
