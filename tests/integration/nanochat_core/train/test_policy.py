@@ -1,14 +1,11 @@
 """What RL learns from: advantages, groups that teach nothing, and the objective's gradients, which
 are held against a model and an objective written from their formulas in float64."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from flows.profiles import open_profile
 from nanochat_core import scaling
-from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
@@ -25,20 +22,18 @@ from nanochat_core.train.policy import (
     policy_loss,
 )
 from tests.support.nanochat_core.optim.ranks import gradients_of as sums_of
+from tests.support.nanochat_core.random_gpt import shape_of
 from tests.support.nanochat_core.train import recipe_reference
 
 pytestmark = pytest.mark.torch
-SHAPE = recipe_reference.Shape(
-    depth=3, width=32, num_heads=2, num_kv_heads=2, vocab_size=64, windows=(16, 16, 32)
-)
+CONFIG = shape_of(16, 16, 32, width=32, num_heads=2, vocab_size=64)
 RECIPE = recipe_reference.Recipe(num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1)
 CLIP, KL_WEIGHT = 0.1, 0.3
 
 
 def small_model(seed=2, *, precision="fp32"):
     """Every weight is random; each seed is another model, not far from the others."""
-    config = ModelConfig(**dataclasses.asdict(SHAPE), sequence_len=32)
-    model = GPT(config, scaling.numerics(precision))
+    model = GPT(CONFIG, scaling.numerics(precision))
     model.init_weights(1)
     generator, change = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -81,7 +76,7 @@ def double(model):
 def logp_in_double(weights, r):
     """log p of each token of the answer."""
     ids = torch.tensor([r.prompt + r.answer])
-    logits = recipe_reference.forward(weights, ids[:, :-1], SHAPE, RECIPE)[0]
+    logits = recipe_reference.forward(weights, ids[:, :-1], CONFIG, RECIPE)[0]
     logp = logits - logits.exp().sum(-1, keepdim=True).log()
     return logp.gather(1, ids[0, 1:, None])[len(r.prompt) - 1 :, 0]
 

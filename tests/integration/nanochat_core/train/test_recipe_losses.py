@@ -21,7 +21,7 @@ from nanochat_core.train.chat import scaled
 from tests.support.nanochat_core.random_gpt import shape_of
 from tests.support.nanochat_core.train.fixtures import Bench
 from tests.support.nanochat_core.train.pretrain_from_noise import noise
-from tests.support.nanochat_core.train.recipe_reference import Recipe, Shape, token_losses_at
+from tests.support.nanochat_core.train.recipe_reference import Recipe, token_losses_at
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +45,6 @@ SEED, STEPS, ROWS, LENGTH = 7, 20, 8, 48
 VOCAB = 290
 TOLERANCE = 1e-5  # 1e-4 is promised, 2e-7 was measured
 MODEL = shape_of(12, 12, LENGTH, LENGTH, vocab_size=VOCAB)
-SHAPE = Shape.of(MODEL)
 # As large as a batch of 2^17 tokens would have it, so that much is learnt in few steps.
 SIZES = {"total_batch_size": 2**17, "tokens": 3_000_000, "reference_tokens": 5_000_000}
 RECIPE = Recipe(num_steps=STEPS, warmup_steps=4, momentum_warmup_steps=6, **SIZES)
@@ -112,7 +111,7 @@ def test_every_loss_is_that_of_the_recipe(job, ours):
     ]
     model = GPT(MODEL, scaling.numerics("fp32"))
     model.init_weights(SEED)
-    expected = list(token_losses_at(dict(model.named_parameters()), batches, SHAPE, RECIPE))
+    expected = list(token_losses_at(dict(model.named_parameters()), batches, MODEL, RECIPE))
     assert expected[0] > 5.6
     assert expected[-1] < expected[0] - 3  # so that there is something to compare
     assert ours == pytest.approx(expected, rel=TOLERANCE)

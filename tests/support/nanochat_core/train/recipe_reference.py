@@ -1,18 +1,21 @@
 """nanochat's recipe once more, straight from its formulas: float64, nothing fast, nothing shared.
 
 What is trained by it is the judge of what `nanochat_core` trains, so nothing is imported from
-there. Every constant of the recipe is a field of `Recipe`: other eras have others.
+there. Every constant of the recipe is a field of `Recipe`: other eras have others. A `shape` has
+the fields depth, width, num_heads, num_kv_heads, vocab_size and windows, as our config has.
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+State: TypeAlias = dict[str, list[Tensor]]  # of each parameter its optimizer's two moments
 
 POLAR = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -21,21 +24,6 @@ POLAR = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    depth: int
-    width: int
-    num_heads: int
-    num_kv_heads: int
-    vocab_size: int
-    windows: tuple[int, ...]
-
-    @classmethod
-    def of(cls, config: Any) -> "Shape":
-        """Return the shape of a model of ours by its settings."""
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +62,10 @@ class Recipe:
 
 
 def token_losses_at(
-    weights: dict[str, Tensor], batches: Sequence[Tensor], shape: Shape, recipe: Recipe
+    weights: dict[str, Tensor], batches: Sequence[Tensor], shape: Any, recipe: Recipe
 ) -> Iterator[float]:
     """Train on each batch, (B, T+1) int64, once; the mean loss in nats before each update."""
-    state: dict[str, list[Tensor]] = {}
+    state: State = {}
     weights = {name: w.detach().double() for name, w in weights.items()}
     for step, batch in enumerate(batches):
         leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
@@ -87,7 +75,7 @@ def token_losses_at(
         for name, leaf in leaves.items():
             assert leaf.grad is not None, name
             update = muon if name.startswith("transformer.h.") else adamw
-            weights[name] = update(name, weights[name], leaf.grad, state, step, shape, recipe)
+            weights[name] = update(name, weights[name], leaf.grad, state, step, shape.width, recipe)
 
 
 def rms(x: Tensor, recipe: Recipe) -> Tensor:
@@ -95,7 +83,7 @@ def rms(x: Tensor, recipe: Recipe) -> Tensor:
     return x / (x.pow(2).mean(dim=-1, keepdim=True) + recipe.norm_eps).sqrt()
 
 
-def mean_loss(w: dict[str, Tensor], batch: Tensor, shape: Shape, recipe: Recipe) -> Tensor:
+def mean_loss(w: dict[str, Tensor], batch: Tensor, shape: Any, recipe: Recipe) -> Tensor:
     """Mean cross-entropy of a batch (B, T+1)."""
     logits = forward(w, batch[:, :-1], shape, recipe)
     targets = batch[:, 1:]
@@ -114,10 +102,10 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
         rounded_rotary=constants.rotary_precision == "bf16",
         **{name: getattr(constants, name) for name in names},
     )  # fmt: skip
-    return forward(weights, tokens, Shape.of(config), recipe)
+    return forward(weights, tokens, config, recipe)
 
 
-def forward(w: dict[str, Tensor], tokens: Tensor, shape: Shape, recipe: Recipe) -> Tensor:
+def forward(w: dict[str, Tensor], tokens: Tensor, shape: Any, recipe: Recipe) -> Tensor:
     """Logits (B, T, V). Parts of which there are no weights are left out, as in earlier eras."""
     x = rms(w["transformer.wte.weight"][tokens], recipe)
     if "smear_lambda" in w:
@@ -140,7 +128,7 @@ def forward(w: dict[str, Tensor], tokens: Tensor, shape: Shape, recipe: Recipe) 
 
 
 def attention(
-    w: dict[str, Tensor], h: Tensor, tokens: Tensor, i: int, shape: Shape, recipe: Recipe
+    w: dict[str, Tensor], h: Tensor, tokens: Tensor, i: int, shape: Any, recipe: Recipe
 ) -> Tensor:
     """What layer i's attention adds, (B, T, C); one head after another."""
     prefix, dim = f"transformer.h.{i}.attn.", shape.width // shape.num_heads
@@ -200,13 +188,7 @@ def momentum(step: int, recipe: Recipe) -> float:
 
 
 def muon(
-    name: str,
-    weight: Tensor,
-    grad: Tensor,
-    state: dict[str, list[Tensor]],
-    step: int,
-    shape: Shape,
-    recipe: Recipe,
+    name: str, weight: Tensor, grad: Tensor, state: State, step: int, width: int, recipe: Recipe
 ) -> Tensor:
     rows, cols = weight.shape
     zeros = weight.new_zeros((rows, 1) if rows >= cols else (1, cols))
@@ -219,13 +201,7 @@ def muon(
 
 
 def muon_step(
-    weight: Tensor,
-    grad: Tensor,
-    kept: list[Tensor],
-    lr: float,
-    mu: float,
-    decay: float,
-    beta2: float = 0.9,
+    weight: Tensor, grad: Tensor, kept: list[Tensor], lr: float, mu: float, decay: float, beta2=0.9
 ) -> Tensor:
     """The weight after an update, which changes `kept`: the momentum and the second moment."""
     rows, cols = weight.shape
@@ -260,13 +236,7 @@ def frobenius(x: Tensor) -> Tensor:
 
 
 def adamw(
-    name: str,
-    weight: Tensor,
-    grad: Tensor,
-    state: dict[str, list[Tensor]],
-    step: int,
-    shape: Shape,
-    recipe: Recipe,
+    name: str, weight: Tensor, grad: Tensor, state: State, step: int, width: int, recipe: Recipe
 ) -> Tensor:
     for group in ("lm_head", "value_embeds", "resid_lambdas", "x0_lambdas", "wte"):
         if group in name:
@@ -278,7 +248,7 @@ def adamw(
     if group != "smear":
         lr *= math.sqrt(recipe.total_batch_size / 2**19)
     if by_width:
-        lr *= math.sqrt(768 / shape.width)
+        lr *= math.sqrt(768 / width)
     m, v = state.get(name, [torch.zeros_like(weight), torch.zeros_like(weight)])
     weight = weight * (1 - lr * decay)
     m = beta1 * m + (1 - beta1) * grad
