@@ -115,24 +115,6 @@ def test_januarys_dial_gives_its_numbers(depth):
     assert run.optimizer.muon_lr == 0.02
 
 
-def test_januarys_recipe_is_its_own_at_every_stage():
-    run = january_run(20)
-    assert (run.model.vocab_size, run.shards.source, run.shards.num_shards) == (
-        65_536,
-        "fineweb-edu",
-        216,
-    )
-    rates = run.optimizer
-    assert (rates.muon, rates.grad_clip, rates.muon_weight_decay) == ("newton_schulz", 1.0, 0.0)
-    assert (rates.lm_head_beta2, rates.embedding_beta2) == (0.95, 0.95)
-    assert (rates.lm_head_weight_decay, rates.embedding_weight_decay) == (0.0, 0.0)
-    per_matrix = 6 * (560_988_160 - 65_536 * 1280)
-    assert scaling.flops_per_token(run.model, run.numerics) == per_matrix + 12 * 20 * 1280 * 2048
-    assert (run.midtrain.total_batch_size, run.midtrain.lr_fraction) == (524_288, 1.0)
-    assert (run.sft.total_batch_size, run.sft.lr_fraction) == (16_384, 0.02)
-    assert run.rl.num_steps == 467
-
-
 @pytest.mark.parametrize(
     ("step", "rate", "momentum"),
     [

@@ -101,28 +101,20 @@ def test_what_is_said_follows_from_the_card_and_from_the_backends_that_compute_r
     every = {backend.name for backend in attention_backends.BACKENDS}
     plain = {name for name in every if not name.startswith("fa")}
     cards = [*((9, {name} - {""}) for name in ("cudnn", "flex", "varlen", ""))]
-    for major, right in (*cards, (8, plain), (10, plain), (8, every)):
+    missing, failing = "its package is missing", "RuntimeError on a small problem: no kernel image"
+    cases = [(*case, missing) for case in (*cards, (8, plain), (10, plain), (8, every))]
+    for major, right, reason in (*cases, (9, {"sdpa"}, failing)):
         device = gpu_is(major)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, major=major: (major, 0))
 
-        def fault(backend, device, dtype, right=right):
-            return None if backend.name in right else "its package is missing"
+        def fault(backend, device, dtype, right=right, reason=reason):
+            return None if backend.name in right else reason
 
         monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
         line = self_test.attention(device, self_test.read_device(device))
         for kind, said in (("attention", line), ("fp8", self_test.fp8(device))):
-            head = f"{kind} of compute capability {major}.0 with {sorted(right)}"
+            head = f"{kind} of compute capability {major}.0 with {sorted(right)}; {reason}"
             transcript.check(head, f"{said.state}: {said.found}\nremedy: {said.remedy}")
-
-
-def test_slow_attention_with_every_package_installed_has_a_remedy(hopper, monkeypatch):
-    def fail(backend, *_, **__):
-        return None if backend is SDPA else "RuntimeError on a small problem: no kernel image"
-
-    monkeypatch.setattr(attention_backends.Backend, "unable", fail)
-    line = self_test.attention(hopper, self_test.read_device(hopper))
-    assert line.state == "warn"
-    assert line.remedy == "update the GPU's driver, torch and these packages"
 
 
 def test_a_slow_gpu_is_named(monkeypatch):

@@ -110,43 +110,40 @@ def test_an_example_of_which_nothing_can_be_scored_fails_its_task_alone(
     assert last.failed == found.failed
 
 
-def _job_with_core(make_job, name, model_dir, rows_dir, core_dir):
-    inputs = {"pretrain": model_dir, "rows": rows_dir, "task_data": core_dir.parent}
-    config = {"base_eval": {"eval_tokens": 128, "prompts": ["a"], "max_new_tokens": 3}}
-    return make_job(name, "nanochat_core.evaluate.base", inputs, config)
-
-
-def test_a_damaged_task_costs_the_metric_and_nothing_else(make_job, model_dir, rows_dir, tmp_path):
-    core_dir = write_bundle(tmp_path / "task_data" / "core")
-    path = core_dir / "eval_data/schema/contexts.jsonl"
+def damage_a_task(directory):
+    """Write a bundle of which one task cannot be read."""
+    path = write_bundle(directory) / "eval_data/schema/contexts.jsonl"
     path.write_text(path.read_text() + "{\n")
-    job = _job_with_core(make_job, "one", model_dir, rows_dir, core_dir)
+
+
+@pytest.mark.parametrize(
+    ("damage", "failed", "reason"),
+    [
+        (damage_a_task, "contexts", "line 12 is no example"),
+        (Path.mkdir, "core", "core.yaml cannot"),
+    ],
+    ids=["a task", "all of it"],
+)
+def test_a_damaged_bundle_costs_the_metric_and_nothing_else(
+    make_job, model_dir, rows_dir, tmp_path, damage, failed, reason
+):
+    (tmp_path / "task_data").mkdir()
+    damage(tmp_path / "task_data" / "core")
+    inputs = {"pretrain": model_dir, "rows": rows_dir, "task_data": tmp_path / "task_data"}
+    config = {"base_eval": {"eval_tokens": 128, "prompts": ["a"], "max_new_tokens": 3}}
+    job = make_job("one", "nanochat_core.evaluate.base", inputs, config)
     metrics = base.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
     assert scores["core"] is None
-    assert scores["suite"]
-    assert list(scores["failed"]) == ["contexts"]
-    assert "line 12 is no example" in scores["failed"]["contexts"]
-    assert len(scores["tasks"]) == len(TASKS) - 1
+    assert bool(scores["suite"]) == (failed == "contexts")
+    assert list(scores["failed"]) == [failed]
+    assert reason in scores["failed"][failed] == metrics[f"{failed}_failed"]
+    assert scores["failed"][failed] in metrics["core_failed"]
+    assert str(tmp_path / "task_data") not in scores["failed"][failed]
+    assert len(scores["tasks"]) == (len(TASKS) - 1 if failed == "contexts" else 0)
     assert scores["val_bpb"] == metrics["val_bpb"] > 0
     assert "core" not in metrics
-    assert metrics["contexts_failed"] in metrics["core_failed"]
     assert (job.output / "samples.jsonl").read_text().count("\n") == 1
     said = [e["text"] for e in read_events(job.events) if "text" in e]
-    assert any(
-        text.startswith("contexts could not be evaluated, so there is no CORE") for text in said
-    )
-
-
-def test_a_bundle_of_which_nothing_can_be_read_costs_the_metric_and_nothing_else(
-    make_job, model_dir, rows_dir, tmp_path
-):
-    core_dir = tmp_path / "task_data" / "core"
-    core_dir.mkdir(parents=True)
-    job = _job_with_core(make_job, "one", model_dir, rows_dir, core_dir)
-    metrics = base.run(job)
-    scores = json.loads((job.output / "scores.json").read_text())
-    assert scores["core"] is scores["suite"] is None
-    assert "core.yaml cannot be read" in scores["failed"]["core"] == metrics["core_failed"]
-    assert str(tmp_path / "task_data") not in scores["failed"]["core"]
-    assert scores["val_bpb"] > 0
+    start = f"{failed} could not be evaluated, so there is no CORE"
+    assert any(text.startswith(start) for text in said)

@@ -8,10 +8,8 @@ import pytest
 from nanochat_core.evaluate.intervals import (
     difference_of,
     mean_over_seeds,
-    paired_difference,
     ratio_of,
     t_quantile,
-    weighted_sum,
     wilson_interval,
 )
 
@@ -43,33 +41,6 @@ def test_scipy_has_the_same_interval_of_paired_seeds(stats):
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     alone = mean_over_seeds([0.5])
     assert (alone.value, alone.low, alone.high) == (0.5, -math.inf, math.inf)
-
-
-def pairs_of(seed, total):
-    """Per question the difference of being right, and how many were kept, gained and lost."""
-    rng = random.Random(seed)
-    before = [rng.random() < 0.4 for _ in range(total)]
-    after = [rng.random() < (0.85 if was_right else 0.15) for was_right in before]
-    answers = list(zip(before, after, strict=True))
-    counts = (answers.count(each) for each in ((True, True), (False, True), (True, False)))
-    kept, gained, lost = counts
-    return [new - old for old, new in answers], (kept, gained, lost)
-
-
-def test_the_difference_of_weighted_means_is_that_of_a_stratified_bootstrap(stats):
-    tasks = [pairs_of(seed, total) for seed, total in ((1, 120), (2, 400), (3, 60))]
-    weights = [1 / (3 * (1 - baseline)) for baseline in (0.25, 0.5, 0.0)]
-    parts = [paired_difference(len(changes), *counts) for changes, counts in tasks]
-    found = weighted_sum(parts, weights)
-
-    def statistic(*samples, axis):
-        means = (sample.mean(axis=axis) for sample in samples)
-        return sum(weight * mean for weight, mean in zip(weights, means, strict=True))
-
-    drawn = stats.bootstrap([c for c, _ in tasks], statistic, n_resamples=4000, rng=0)
-    expected = drawn.confidence_interval
-    width = expected.high - expected.low
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.06 * width)
 
 
 def test_the_difference_of_bits_per_byte_is_that_of_a_paired_bootstrap(stats):

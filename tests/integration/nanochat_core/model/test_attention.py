@@ -91,11 +91,6 @@ def _back_to_sdpa():
     choose("sdpa", CPU, torch.float32)
 
 
-def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_reported():
-    assert choose("auto", CPU, torch.float32) is SDPA
-    assert attention_backend() == "sdpa"
-
-
 @pytest.mark.gpu
 def test_auto_on_a_hopper_gpu_is_faster_than_sdpa():
     if torch.cuda.get_device_capability()[0] != 9:

@@ -91,15 +91,6 @@ def some_gradients():
     return {name: torch.randn(p.shape, generator=generator) for name, p in named}
 
 
-def test_a_parameter_without_a_gradient_counts_as_zero():
-    gradients = some_gradients()
-    absent = ["transformer.h.1.attn.c_q.weight", "value_embeds.0.weight", "smear_lambda"]
-    zero = gradients | {name: torch.zeros_like(gradients[name]) for name in absent}
-    some = {name: g for name, g in gradients.items() if name not in absent}
-    expected, actual = with_gradients(RATES, zero), with_gradients(RATES, some)
-    assert all(torch.equal(actual[key], expected[key]) for key in expected)
-
-
 def test_the_whole_gradient_is_clipped_to_a_norm():
     gradients = some_gradients()
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
@@ -143,14 +134,6 @@ def test_in_bf16_the_model_works_with_rounded_masters_and_embeddings_are_their_o
         assert master.dtype == (torch.bfloat16 if table else torch.float32), name
         small = parameter.numel() < 1024 and not name.startswith("transformer.h.")
         assert parameter.dtype == (torch.float32 if small else torch.bfloat16), name
-
-
-def test_a_step_moves_the_version_of_every_weight():
-    model = make_model()
-    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
-    before = {name: p._version for name, p in model.named_parameters()}
-    train(optimizer, model, ALONE, range(1))
-    assert all(p._version > before[name] for name, p in model.named_parameters())
 
 
 def test_stacks_are_larger_without_other_ranks_and_updates_the_same(monkeypatch):

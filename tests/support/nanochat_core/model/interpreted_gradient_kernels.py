@@ -123,25 +123,3 @@ def in_order(order, *numbers):
 
 def shuffled(ids):
     return [ids[i] for i in torch.randperm(len(ids), generator=torch.Generator().manual_seed(3))]
-
-
-def test_no_program_adds_more_than_a_block_of_gradients_in_a_row(monkeypatch):
-    """A row of all tokens is summed by as many programs as there are blocks."""
-    calls, sum_pieces = [], kernel.sum_pieces
-
-    class Recorder:
-        """Launches a kernel and keeps its grid and its output."""
-
-        def __getitem__(self, grid):
-            return lambda *args, **options: (
-                sum_pieces[grid](*args, **options),
-                calls.append((grid, args[-1])),
-            )
-
-    monkeypatch.setattr(kernel, "sum_pieces", Recorder())
-    total = torch.zeros(ROWS, 64)
-    add(tokens_of("one", 30), torch.ones(30, 64), total)
-    assert total[ROWS - 1].eq(30).all()
-    [(grid, pieces)] = calls
-    assert grid == (-(-30 // BLOCK), 1)
-    assert pieces[1:, 0].tolist() == [BLOCK] * (30 // BLOCK - 1) + [30 % BLOCK]
