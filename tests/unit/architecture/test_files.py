@@ -128,7 +128,7 @@ def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
 
 def test_the_files_with_tests_for_a_gpu_are_listed() -> None:
     listed = (ROOT / "tests" / "gpu.txt").read_text().split()
-    marked = re.compile(r"^(@|pytestmark = .*)pytest\.mark\.gpu", re.MULTILINE)
+    marked = re.compile(r"^(@|pytestmark = .*|.*marks=)pytest\.mark\.gpu", re.MULTILINE)
     assert listed == [named(p) for p in python_files("tests") if marked.search(p.read_text())]
 
 
