@@ -12,9 +12,7 @@ from flows.artifacts.runs import Run, write_run
 from flows.building.retry import TransientStageError
 from infra.launch.torchrun import JobFailed
 from infra.storage.local import LocalStore
-from nanochat_core.errors import StageError, StoreError
-from tests.integration.flows.orchestration.test_dispatch import RefusingStore
-from tests.integration.flows.orchestration.test_one_stage import FRAGILE
+from nanochat_core.errors import StageError
 from tests.integration.flows.orchestration.test_pipeline import of_name, run_toys, task_runs
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import Outage
@@ -85,24 +83,6 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(toys, monkeypa
     threading.Timer(0.2, context.stop.set).start()
     with pytest.raises(StageError, match="the run is being stopped"):
         stage_task._pause(toys.stage("first"), context, 600.0)  # past the test's own time
-
-
-def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(toys, server):
-    from prefect import flow
-
-    from flows.orchestration.stage_task import submit
-
-    stage = toys.stage("fragile", source=FRAGILE)
-    context = replace(toys.context(), store=RefusingStore(toys.home / "store"))
-
-    @flow(name="toys", flow_run_name="toy-away")
-    def away() -> Any:
-        return submit(stage, context, make_run("toy-away"), {}, force=False, retries=1).result()
-
-    with pytest.raises(StoreError, match="refuses to be read"):
-        away()
-    assert run_counts("toy-away") == {"fragile": 1}
-    assert "building" not in toys.kinds("fragile")
 
 
 @pytest.fixture

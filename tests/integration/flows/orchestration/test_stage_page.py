@@ -11,7 +11,7 @@ import pytest
 from flows.artifacts.runs import new_run_id
 from tests.integration.flows.orchestration.test_pipeline import run_toys
 from tests.support.deployments.fixtures import api
-from tests.support.deployments.prefect_api import PrefectApi
+from tests.support.deployments.prefect_api import FINAL, PrefectApi
 from tests.support.flows.pools import wait_until
 
 __all__ = ["api", "run_toys"]
@@ -37,52 +37,30 @@ def run(job):
 """
 
 
-class Pages:
-    """The API that the pages ask."""
+def run_of(api: PrefectApi, name: str) -> dict[str, Any]:
+    """Return the first flow run of this name."""
+    return api.runs(flow_runs={"name": {"any_": [name]}})[-1]
 
-    def __init__(self, api: PrefectApi) -> None:
-        self._api = api
 
-    def flow_runs(self, name: str) -> list[dict[str, Any]]:
-        """All flow runs of this name, the newest first."""
-        chosen = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
-        return self._api.post("/flow_runs/filter", chosen)
+def ended_task(api: PrefectApi, run: str, stage: str) -> dict[str, Any]:
+    """Return a stage's task run in its last state, which the server learns of a moment later."""
 
-    def task_run(self, flow_run: str, stage: str) -> dict[str, Any]:
-        """A stage's task run in its last state, which the server learns of a moment later."""
-        chosen = {"flow_runs": {"name": {"any_": [flow_run]}}}
+    # The server stores a task run first, and then the state that belongs to it.
+    def ended() -> dict[str, Any] | None:
+        found = {each["name"]: each for each in api.task_runs(run)}.get(stage)
+        return found if found and found["state"] and found["state_type"] in FINAL else None
 
-        # The server stores a task run first, and then the state that belongs to it.
-        def ended() -> dict[str, Any] | None:
-            found = {run["name"]: run for run in self._api.post("/task_runs/filter", chosen)}
-            run = found.get(stage)
-            is_ended = run and run["state"] and run["state_type"] in ("COMPLETED", "FAILED")
-            return run if is_ended else None
+    return wait_until(ended)
 
-        return wait_until(ended)
 
-    def artifacts(self, flow_run: str) -> list[dict[str, Any]]:
-        """What the tab Artifacts of the first flow run of this name shows."""
-        return self._artifacts("flow_run_id", self.flow_runs(flow_run)[-1])
+def lines_of(api: PrefectApi, run: str, text: str) -> list[dict[str, Any]]:
+    """Return the lines of a flow run once `text` is among them: they are sent in bundles."""
 
-    def stage_artifacts(self, task_run: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the tab Artifacts of a task run shows."""
-        return self._artifacts("task_run_id", task_run)
+    def found() -> list[dict[str, Any]] | None:
+        lines = api.logs(run)
+        return lines if any(text in line["message"] for line in lines) else None
 
-    def _artifacts(self, field: str, run: dict[str, Any]) -> list[dict[str, Any]]:
-        chosen = {"artifacts": {field: {"any_": [run["id"]]}}}
-        return self._api.post("/artifacts/filter", chosen)
-
-    def logs(self, flow_run: str, text: str) -> list[dict[str, Any]]:
-        """The lines of a flow run once `text` is among them: they are sent in bundles."""
-        run = self.flow_runs(flow_run)[-1]["id"]
-        chosen = {"logs": {"flow_run_id": {"any_": [run]}}}
-
-        def found() -> list[dict[str, Any]] | None:
-            lines = self._api.post("/logs/filter", chosen)
-            return lines if any(text in line["message"] for line in lines) else None
-
-        return wait_until(found)
+    return wait_until(found)
 
 
 def by_key(artifacts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -91,12 +69,7 @@ def by_key(artifacts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {item["key"]: item for item in artifacts}
 
 
-@pytest.fixture
-def pages(api: PrefectApi) -> Pages:
-    return Pages(api)
-
-
-def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, pages):
+def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, api):
     from infra.launch.torchrun import JobFailed
 
     data = toys.stage("data")
@@ -105,18 +78,19 @@ def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys,
     first, second = (new_run_id("toy", "20261121t000000z") for _ in range(2))
     with pytest.raises(JobFailed):
         run_toys(toys, [data, training], run_id=first)
-    check_failed(pages, first)
+    check_failed(api, first)
 
     toys.set_broken("training", False)
     outcome = run_toys(toys, [data, training], run_id=second)
-    check_went_on(pages, second, outcome.stages["training"])
+    check_went_on(api, second, outcome.stages["training"])
 
 
-def check_failed(pages: Pages, name: str) -> None:
-    shown = by_key(pages.artifacts(name))
+def check_failed(api: PrefectApi, name: str) -> None:
+    run = run_of(api, name)["id"]
+    shown = by_key(api.artifacts(run))
     assert shown["toy-training-progress"]["data"] < 100
     assert "| data | built |" in shown["toy-artifacts"]["data"]  # what there is by now
-    lines = pages.logs(name, "replay it with: python -P -m nanochat_core.worker")
+    lines = lines_of(api, run, "replay it with: python -P -m nanochat_core.worker")
     errors = [line["message"] for line in lines if line["level"] == logging.ERROR]
     assert any(text.startswith("training: failed: training failed on rank 0") for text in errors)
     for part in (
@@ -124,20 +98,23 @@ def check_failed(pages: Pages, name: str) -> None:
         "replay it with: python -P -m nanochat_core.worker /",
     ):
         assert any(part in text for text in errors)
-    run = pages.task_run(name, "training")
-    assert f"run:{name}" in run["tags"]
-    assert any(tag.startswith("stage:training/") for tag in run["tags"])
+    tags = ended_task(api, run, "training")["tags"]
+    assert f"run:{name}" in tags
+    assert any(tag.startswith("stage:training/") for tag in tags)
 
 
-def check_went_on(pages: Pages, name: str, built: Any) -> None:
-    run = pages.task_run(name, "training")
-    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Resumed")
-    assert run["state"]["message"] == f"resumed at step 5/10; {built.uri}"
-    assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(run["tags"])
-    assert pages.task_run(name, "data")["state_name"] == "Cached"
-    assert pages.flow_runs(name)[-1]["tags"] == [f"run:{name}"]
+def check_went_on(api: PrefectApi, name: str, built: Any) -> None:
+    run = run_of(api, name)
+    task = ended_task(api, run["id"], "training")
+    assert (task["state_type"], task["state_name"]) == ("COMPLETED", "Resumed")
+    assert task["state"]["message"] == f"resumed at step 5/10; {built.uri}"
+    assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(task["tags"])
+    assert ended_task(api, run["id"], "data")["state_name"] == "Cached"
+    assert run["tags"] == [f"run:{name}"]
 
-    of_run, shown = by_key(pages.artifacts(name)), by_key(pages.stage_artifacts(run))
+    of_run = by_key(api.artifacts(run["id"]))
+    of_task = {"artifacts": {"task_run_id": {"any_": [task["id"]]}}}
+    shown = by_key(api.post("artifacts/filter", of_task))
     assert set(of_run) == {"toy-artifacts"}  # bars are removed; metrics are on the stages' pages
     assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     metrics = shown["toy-training-metrics"]
@@ -152,10 +129,10 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     page = of_run["toy-artifacts"]["data"]
     assert "| training | resumed at step 5/10 |" in page
     assert "| data | Cached |" in page
-    pages.logs(name, "training: resumed at step 5/10")
+    lines_of(api, run["id"], "training: resumed at step 5/10")
 
 
-def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
+def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, api):
     from prefect import flow
 
     from flows.building.build import build
@@ -175,16 +152,17 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, pages):
         return final_state(built)
 
     one_toy()
-    [run] = pages.flow_runs(run_id)
+    run = run_of(api, run_id)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
-    shown = by_key(pages.artifacts(run_id))
+    shown = by_key(api.artifacts(run["id"]))
     assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
     assert shown["toy-training-curve"]["task_run_id"] is None
     one_toy()
-    assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
+    both = api.runs(flow_runs={"name": {"any_": [run_id]}})
+    assert {run["state_name"] for run in both} == {"Completed", "Cached"}
 
 
-def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, pages):
+def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, api):
     from prefect import flow
 
     from flows.orchestration.stage_page import BackgroundWriter
@@ -203,11 +181,11 @@ def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, pages
     name = new_run_id("scored", "20261121t000000z")
     scored.with_options(flow_run_name=name)()
     assert executions == ["execution 1", "execution 2"]
-    shown = by_key(pages.artifacts(name))
+    shown = by_key(api.artifacts(run_of(api, name)["id"]))
     assert shown["scored-scores"]["data"] == "execution 2, all"
 
 
-def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, pages):
+def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, api):
     from prefect import flow
 
     from flows.orchestration.stage_page import BackgroundWriter
@@ -235,8 +213,9 @@ def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alo
     name = new_run_id("couriers", "20261121t000000z")
     couriers.with_options(flow_run_name=name)()
     assert done == ["after a mistake"]
-    shown = [(item["key"], item["data"]) for item in pages.artifacts(name)]
+    run = run_of(api, name)["id"]
+    shown = [(item["key"], item["data"]) for item in api.artifacts(run)]
     assert shown == [("one-page", "other text")]
     # In either order: two threads log, and each bundle of lines has what was logged by then.
-    assert pages.logs(name, "not shown on Prefect's pages: ConnectError: no server listens")
-    assert pages.logs(name, "not shown on Prefect's pages: KeyError: 'of the picture'")
+    assert lines_of(api, run, "not shown on Prefect's pages: ConnectError: no server listens")
+    assert lines_of(api, run, "not shown on Prefect's pages: KeyError: 'of the picture'")
