@@ -31,7 +31,6 @@ from infra.gangs.slurm import Slurm
 from infra.launch.torchrun import run_job
 from infra.prefect.server import Server
 from infra.storage.open import open_store
-from nanochat_core.errors import StageError
 from tests.support.flows.waiting import wait_until
 from tests.support.infra.slurm import run, slurm_cluster, why_not
 from tests.support.reliability.small_training import digests
@@ -203,28 +202,6 @@ def test_cancel_saves_and_a_caller_that_is_only_stopped_leaves_the_gang_alone(
     built = caller.build()
     assert {file.path: file.sha256 for file in built.manifest.files} == whole
     assert len(built.manifest.provenance.segments) == 2
-
-
-def test_a_gang_that_is_cancelled_in_slurm_ends_its_caller(caller: Caller) -> None:
-    with ThreadPoolExecutor() as pool:
-        building = pool.submit(caller.build)
-        caller.wait_for_checkpoint()
-        caller.slurm.cancel(gang_name(caller.request))
-        with pytest.raises(StageError, match=r"Slurm job .* was cancelled"):
-            building.result()
-
-
-def test_two_runs_that_each_want_all_nodes_finish_in_order(tmp_path: Path) -> None:
-    callers = [Caller(tmp_path / name, steps) for name, steps in (("a", 40), ("b", 41))]
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(callers[0].build)
-        one = wait_until(lambda: callers[0].job)
-        second = pool.submit(callers[1].build)
-        two = wait_until(lambda: callers[1].job)
-        assert first.result().manifest.name != second.result().manifest.name
-    assert field_of(one, "EndTime") <= field_of(two, "StartTime")
-    for caller in callers:
-        assert len(look(caller.store)["segments"]) == 1
 
 
 @pytest.fixture

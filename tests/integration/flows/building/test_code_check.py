@@ -52,16 +52,6 @@ def run(job):
     (job.output / "a").write_text(str(list(map_in_processes(toy_work.work, [1, 2], processes=2))))
     return {}
 """
-RANKS = """
-import os
-
-def run(job):
-    if os.environ["RANK"] == "1":
-        from tasks import toy_part
-    elif os.environ["RANK"] == "0":
-        (job.output / "a").write_text("a")
-    return {}
-"""
 
 
 @pytest.fixture
@@ -200,20 +190,6 @@ def test_a_process_that_the_stage_starts_records_what_it_loads(toys):
     path.write_text("NUMBER = 3\n")
     with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
         build(many, editing(toys, lambda: path.write_text("NUMBER = 2\n")), {}, force=False)
-
-
-@pytest.mark.torch
-def test_what_any_rank_loads_is_checked(toys):
-    path = toys.root / "tasks" / "toy_part.py"
-    path.write_text("NUMBER = 1\n")
-    ranks = toys.stage("ranks", source=RANKS, compute="gpu")
-    context = editing(toys, lambda: path.write_text("NUMBER = 2\n"), strict=True)
-    resources = replace(context.placement.resources, device="cuda")
-    context = replace(context, placement=replace(context.placement, gpus=2, resources=resources))
-
-    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
-        build(ranks, context, {}, force=False)
-    assert not build(ranks, context, {}, force=False).cached
 
 
 def test_a_job_that_records_nothing_is_not_published(toys, stage):

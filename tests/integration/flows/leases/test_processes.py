@@ -1,10 +1,9 @@
-"""Leases and locks of processes that are stopped or killed."""
+"""Leases of processes that are stopped."""
 
 import contextlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from flows.identity.ref import ArtifactRef
-from flows.leases.file_lock import hold
 from flows.leases.held_lease import HeldLease, LeaseTimings, try_acquire
 from flows.leases.lease import LeaseHolder, Observer
 from infra.storage.local import LocalStore
@@ -73,42 +71,3 @@ def test_a_process_that_was_stopped_for_long_continues_unless_another_wanted_the
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=SECONDS)
     assert said == ("lost\n" if wanted else "kept\n")
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from flows.leases.file_lock import hold
-
-with hold(Path(sys.argv[1]), lambda: None):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def start_holder(path: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
-def test_a_waiter_continues_when_the_process_that_it_waits_for_is_killed(tmp_path):
-    path = tmp_path / "x.lock"
-    holder = start_holder(path)
-    waits, taken = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        with hold(path, waits.set):
-            taken.set()
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    assert waits.wait(SECONDS)
-    assert not taken.is_set()
-    holder.send_signal(signal.SIGKILL)
-    assert taken.wait(SECONDS)
-    waiter.join()
-    holder.communicate()

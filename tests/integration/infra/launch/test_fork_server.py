@@ -15,9 +15,6 @@ pytestmark = pytest.mark.torch
 
 WORKER = """
 import json, os, signal, sys
-if sys.argv[3:]:
-    exec(sys.argv[2])
-    sys.exit()
 loaded = sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names)
 import numpy, pyarrow.parquet
 seen = "pyarrow" in sys.modules and "torch" not in sys.modules
@@ -39,44 +36,36 @@ print("said", file=sys.stderr)
 """
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Any:
-    """start(code) -> a worker that describes itself, or runs `code`."""
-    package = tmp_path / "code" / "nanochat_core"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "worker.py").write_text(WORKER)
-    (tmp_path / "code" / "sitecustomize.py").touch()  # which an interpreter imports when it starts
-    job = tmp_path / "job.json"
-
-    def start(
-        *code: str, entry: str = "nanochat_core.train.pretrain", **options: Any
-    ) -> subprocess.Popen[str]:
-        job.write_text(json.dumps({"entry": entry}))
-        words = [str(job), *code, str(job)]  # the server reads the job named last
-        return subprocess.Popen(
-            [sys.executable, "-m", "nanochat_core.worker", *words],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "code"), "PYTHONSAFEPATH": "1",
-                 "PYTHONHASHSEED": "0", "NANOCHAT_LAUNCHER": str(os.getpid())},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            **options,
-        )  # fmt: skip
-
-    return start
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """fresh() makes Popen start processes itself until the test ends."""
-    real = fork_server._execute_child
-    return lambda: monkeypatch.setattr(subprocess.Popen, "_execute_child", real)
-
-
 def test_it_differs_from_a_started_process_in_its_numbers_alone(
-    start: Any, fresh: Any, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def describe(**options: Any) -> tuple[list[float], dict[str, Any], str]:
-        process = start(**options)
+    code = tmp_path / "code"
+    (code / "nanochat_core").mkdir(parents=True)
+    (code / "nanochat_core" / "__init__.py").touch()
+    (code / "nanochat_core" / "worker.py").write_text(WORKER)
+    (code / "sitecustomize.py").touch()  # which an interpreter imports when it starts
+    job = tmp_path / "job.json"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(code),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONHASHSEED": "0",
+        "NANOCHAT_LAUNCHER": str(os.getpid()),
+    }
+
+    def describe(
+        entry: str = "nanochat_core.train.pretrain", **options: Any
+    ) -> tuple[list[float], dict[str, Any], str]:
+        job.write_text(json.dumps({"entry": entry}))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nanochat_core.worker", str(job)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
         said, error = process.communicate(timeout=120)
         described = json.loads(said)
         assert process.returncode == 0
@@ -85,37 +74,11 @@ def test_it_differs_from_a_started_process_in_its_numbers_alone(
 
     first, *forked = describe(cwd=tmp_path)
     # Where the server has imported torch.
-    second, here, _ = describe(entry="tasks.a_toy", start_new_session=True)
+    second, here, _ = describe("tasks.a_toy", start_new_session=True)
     assert (here["own session"], here["directory"]) == (True, os.getcwd())
-    fresh()
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", fork_server._execute_child)
     third, started, error = describe(cwd=tmp_path)
     assert forked == [started, error]
     assert not started["own session"]
     assert here["loaded"] == started["loaded"]
     assert len({*first, *second, *third}) == 6
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "sys.exit(3)",
-        "sys.exit('why')",
-        "sys.exit()",
-        "raise ValueError('why')",
-        "os._exit(4)",
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        "os.kill(os.getpid(), signal.SIGINT)",
-        "os.abort()",
-        "import atexit; atexit.register(print, 'last')",
-        "import threading, time; threading.Timer(0.1, print, ['late']).start(); sys.exit(5)",
-    ],
-)
-def test_it_ends_as_a_started_process_does(start: Any, fresh: Any, code: str) -> None:
-    def end() -> tuple[int, str, list[str]]:
-        process = start(code)
-        said, error = process.communicate(timeout=120)
-        return process.returncode, said, error.splitlines()[-1:]
-
-    forked = end()
-    fresh()
-    assert forked == end()

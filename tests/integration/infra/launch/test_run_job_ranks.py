@@ -14,6 +14,7 @@ from infra.launch.fitting import fitting
 from infra.launch.torchrun import JobFailed
 from nanochat_core.errors import OutOfMemory
 from nanochat_core.job import Result
+from nanochat_core.runtime.code_record import read_record
 from tests.support.flows.waiting import wait_until
 from tests.support.infra.launch.toy_jobs import ToyJobs
 
@@ -41,7 +42,9 @@ def run(job):
 """
 
 
-def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(jobs: ToyJobs) -> None:
+def test_ranks_of_one_machine_meet_where_no_host_can_reach_them_and_each_records_its_code(
+    jobs: ToyJobs,
+) -> None:
     job = jobs.make("""
 import os
 import psutil
@@ -55,10 +58,13 @@ def run(job):
     found = world.gather({"port": int(os.environ["MASTER_PORT"]), "heard": heard})
     if world.is_first:
         (job.directory / "found").write_text(repr([found[0] == found[1], set(found[0]["heard"])]))
+    else:
+        import nanochat_core.scaling
     return {}
 """)
     jobs.run(job, 2)
     assert (job.directory / "found").read_text() == "[True, {'127.0.0.1'}]"
+    assert "nanochat_core.scaling" in {name for name, _ in read_record(job.code)}
 
 
 def test_a_failing_rank_is_named_although_the_others_are_interrupted(jobs: ToyJobs) -> None:
