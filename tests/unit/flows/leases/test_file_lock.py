@@ -6,31 +6,18 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.file_lock import (
     hold,
     is_held,
-    lock_path,
     scratch_directory,
     try_hold,
-    work_directory,
 )
 from nanochat_core.errors import StageError
 
 
-def nobody_expected() -> None:
-    raise AssertionError("waited")
-
-
-def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path):
-    ref = ArtifactRef("sft", "ab" * 32)
-    assert lock_path(tmp_path, ref) == tmp_path / "sft" / "abababababab.lock"
-    assert work_directory(tmp_path, ref) == tmp_path / "sft" / "abababababab"
-
-
 def test_an_error_inside_gives_the_lock_back(tmp_path):
-    with pytest.raises(ValueError, match="inside"), hold(tmp_path / "x.lock", nobody_expected):
+    with pytest.raises(ValueError, match="inside"), hold(tmp_path / "x.lock", pytest.fail):
         raise ValueError("inside")
     assert not is_held(tmp_path / "x.lock")
 
@@ -39,7 +26,7 @@ def test_a_place_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(StageError, match="cannot be written: ") as caught,
-        hold(tmp_path / "file" / "x.lock", nobody_expected),
+        hold(tmp_path / "file" / "x.lock", pytest.fail),
     ):
         pass
     assert "NANOCHAT_HOME" in (caught.value.hint or "")

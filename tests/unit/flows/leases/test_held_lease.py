@@ -116,21 +116,17 @@ def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(store,
         assert not lease.lost
 
 
-def test_answers_that_are_damaged_end_no_heartbeats(tmp_path):
-    class Damaging(LocalStore):
-        left = 0  # answers that will be damaged
+def test_answers_that_are_damaged_end_no_heartbeats(store, monkeypatch):
+    get_stored, left = store.get_stored, []
 
-        def get_stored(self, key: str) -> VersionedObject:
-            stored = super().get_stored(key)
-            if not self.left:
-                return stored
-            self.left -= 1
-            return dataclasses.replace(stored, data=b"<html>")
+    def damage(key: str) -> VersionedObject:
+        stored = get_stored(key)
+        return dataclasses.replace(stored, data=left.pop()) if left else stored
 
-    store = Damaging(tmp_path / "store")
+    monkeypatch.setattr(store, "get_stored", damage)
     with held_by_us(store) as lease:
-        store.left = 6  # of two heartbeats: each asks three times
-        wait_until(lambda: not store.left)
+        left.extend([b"<html>"] * 6)  # of two heartbeats: each asks three times
+        wait_until(lambda: not left)
         before = beats(store)
         wait_until(lambda: beats(store) > before)
         lease.raise_if_lost()
@@ -155,22 +151,17 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
 
 def test_a_store_that_hangs_does_not_delay_the_end_of_the_block(store, monkeypatch):
     monkeypatch.setattr(held_lease, "MARGIN_SECONDS", 0.1)
-    answer, may_hang, hangs = threading.Event(), threading.Event(), threading.Event()
+    answer, hangs = threading.Event(), threading.Event()
+    get_stored = store.get_stored
 
-    class Hanging:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(store, name)
+    def hang(key: str) -> VersionedObject:
+        hangs.set()
+        answer.wait(SECONDS)
+        return get_stored(key)
 
-        def get_stored(self, key: str) -> Any:
-            if may_hang.is_set():
-                hangs.set()
-                answer.wait(SECONDS)
-            return store.get_stored(key)
-
-    with held_by_us(Hanging()) as lease:
-        may_hang.set()
+    with held_by_us(store) as lease:
+        monkeypatch.setattr(store, "get_stored", hang)
         assert hangs.wait(SECONDS)
         assert not lease.lost
-    assert not answer.is_set()
     assert b'"released": false' in store.get(KEY)
     answer.set()
