@@ -1,16 +1,17 @@
 """The flow that carries out an order, in the test's own process: how its run ends."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from flows.building.build import look_up
 from flows.building.stage_request import StageRequest, make_request
 from infra.prefect.server import Server
+from nanochat_core.errors import StageError
 
 pytestmark = pytest.mark.prefect
 
@@ -94,23 +95,16 @@ def test_a_worker_without_a_scheduler_refuses_a_request_for_several_machines(ask
     assert "NANOCHAT_GANGS" in state.message
 
 
-def test_a_worker_with_a_scheduler_asks_it_for_a_gang(asked, carry_out, tmp_path, monkeypatch):
-    import flows.building.gangs
+def test_a_worker_with_a_scheduler_asks_it_for_a_gang(asked, carry_out, monkeypatch):
+    import flows.orchestration.one_stage
+    from infra.gangs.slurm import Slurm
 
-    fields = "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
-    for name, body in {
-        "sbatch": "for w; do [[ $w == --output=* ]] && log=${w#--output=}; done; "
-        'echo "error: no row file" > "${log/\\%j/7}"; echo 7',
-        "squeue": "",
-        "scontrol": f"echo {fields}",
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    build_on_gang = Mock(side_effect=StageError("no row file"))
+    monkeypatch.setattr(flows.orchestration.one_stage, "build_on_gang", build_on_gang)
     monkeypatch.setenv("NANOCHAT_GANGS", "slurm")
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
-    opened = flows.building.stage_request.open_request
-    monkeypatch.setattr(flows.building.gangs, "open_request", opened)
     state = carry_out(replace(asked, nodes=2))
     assert state.is_failed()
     assert state.message == "no row file"
+    request, gangs = build_on_gang.call_args.args
+    assert request == replace(asked, nodes=2)
+    assert isinstance(gangs, Slurm)
