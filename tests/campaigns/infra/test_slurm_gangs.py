@@ -5,14 +5,12 @@ Figures are in docs/verification/clusters.md.
 .venv/bin/python -m pytest -q -s tests/campaigns/infra/test_slurm_gangs.py
 """
 
-import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from flows.profiles import open_profile
 from flows.stages import PRETRAIN
 from infra.gangs.slurm import Slurm
 from infra.launch.torchrun import run_job
-from infra.prefect.server import Server
 from infra.storage.open import open_store
 from tests.support.flows.waiting import wait_until
 from tests.support.infra.slurm import run, slurm_cluster, why_not
@@ -202,51 +199,3 @@ def test_cancel_saves_and_a_caller_that_is_only_stopped_leaves_the_gang_alone(
     built = caller.build()
     assert {file.path: file.sha256 for file in built.manifest.files} == whole
     assert len(built.manifest.provenance.segments) == 2
-
-
-@pytest.fixture
-def worker(server: Server, login_node: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register the pool `slurm`, and start a worker of it beside the scheduler."""
-    from deployments.deploy import deploy_all
-    from tests.support.flows.pools import start_worker, stop_worker
-
-    deploy_all(pools=("slurm",))
-    monkeypatch.setenv("NANOCHAT_GANGS", "slurm")
-    worker = start_worker("slurm")
-    yield
-    stop_worker(worker)
-
-
-@pytest.mark.prefect
-def test_prefects_pages_show_a_job_and_cancel_it_and_a_flow_run_that_is_killed_leaves_it_alone(
-    caller: Caller, whole: dict[str, str], worker: None
-) -> None:
-    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-    from prefect.deployments import run_deployment
-
-    from tests.support.flows.pools import client, engine_of, set_state, wait_for_end
-
-    def start() -> Any:
-        request = json.loads(json.dumps(asdict(caller.request)))
-        return run_deployment("one-stage/slurm", parameters={"request": request}, timeout=0)
-
-    def log_of(run: Any) -> str:
-        with client() as asking:
-            chosen = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-            return "\n".join(log.message for log in asking.read_logs(chosen))
-
-    cancelled = start()
-    job = caller.wait_for_checkpoint()
-    set_state(cancelled.id, "CANCELLING")
-    wait_until(lambda: field_of(job, "JobState") == "CANCELLED")
-    assert wait_for_end(cancelled.id).is_cancelled()
-    killed = start()
-    again = wait_until(lambda: caller.job, seconds=SECONDS)
-    wait_until(lambda: f"Slurm job {again}:" in log_of(killed))
-    engine_of(killed.id).kill()
-    last = start()
-    state = wait_for_end(last.id, seconds=SECONDS)
-    assert state.is_completed(), state.message
-    assert f"Slurm job {again}:" in log_of(last)
-    assert "pretrain" in log_of(last)
-    assert look(caller.store)["files"] == whole

@@ -149,20 +149,6 @@ def test_a_full_disk_is_named(toys, monkeypatch):
         build(mute, toys.context(), {}, force=False)
 
 
-def test_force_builds_again_and_keeps_the_old_artifact(toys):
-    first = toys.stage("first")
-    old = build(first, toys.context("run-1"), {}, force=False).manifest
-    context = toys.context("run-2")
-
-    new = build(first, context, {}, force=True)
-
-    assert not new.cached
-    assert new.manifest.provenance.run == "run-2"
-    assert new.manifest.digest == old.digest
-    assert find_manifest(context.store, old.ref) == old
-    assert build(first, context, {}, force=True).cached  # this run built it already
-
-
 def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys):
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
@@ -188,7 +174,7 @@ def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys):
     assert not [e for e in toys.context().store.list("first/") if "/checkpoints/" in e.key]
 
 
-def test_each_of_two_forced_runs_asks_once(toys):
+def test_each_of_two_forced_runs_asks_once_and_keeps_the_old_artifact(toys):
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
 
@@ -196,11 +182,16 @@ def test_each_of_two_forced_runs_asks_once(toys):
         return look_up(first, toys.context(run), {}, force=True).identity.redo
 
     assert [number(run) for run in ("run-2", "run-3")] == [1, 1]  # no run has begun it
-    again = build(first, toys.context("run-2"), {}, force=True).manifest
-    assert again.identity.redo == 1
+    again = build(first, toys.context("run-2"), {}, force=True)
+    assert not again.cached
+    assert (again.manifest.provenance.run, again.manifest.identity.redo) == ("run-2", 1)
+    assert again.manifest.digest == old.digest
+    assert build(first, toys.context("run-2"), {}, force=True).cached  # this run built it already
     # Run 3 asked before that was begun, and takes it; run 4 asks after it.
     assert [number(run) for run in ("run-3", "run-4", "run-2")] == [1, 2, 2]
-    assert find_redo(toys.context().store, old.ref).before == 1
+    store = toys.context().store
+    assert find_redo(store, old.ref).before == 1
+    assert find_manifest(store, old.ref) == old
 
 
 def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys):

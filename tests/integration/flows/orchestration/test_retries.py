@@ -60,14 +60,6 @@ def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(toys, r
     assert "waiting" in toys.kinds("twice")
 
 
-def test_attempts_are_counted_and_the_last_error_is_reported(toys, run_toys):
-    stage = toys.stage("twice", source=TWICE)
-    with pytest.raises(JobFailed, match="killed by SIGKILL"):
-        run_toys(toys, [stage], run_id="toy-thrice", retries=1)
-    assert run_counts("toy-thrice") == {"twice": 2}
-    assert task_runs("toy-thrice")["twice"].is_failed()
-
-
 def test_an_error_of_the_code_is_not_tried_again(toys, run_toys):
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):

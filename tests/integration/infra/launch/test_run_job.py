@@ -81,29 +81,21 @@ def test_the_code_of_plugins_is_recorded_also_of_processes_that_the_stage_starts
     assert {"toy_entry", "toy_part"} <= {name for name, _ in read_record(job.code)}
 
 
-def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(jobs: ToyJobs) -> None:
-    job = jobs.body(
-        "    import os\n"
-        "    return {n: os.environ[n] for n in ('OMP_NUM_THREADS', 'PYTHONHASHSEED',"
-        "                                  'TORCHINDUCTOR_COMPILE_THREADS')}"
-    )
+def test_the_environment_of_a_worker(jobs: ToyJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "3")  # meant for a torchrun around it
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    job = jobs.body("""
+    import os
+    own = ("OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCHINDUCTOR_COMPILE_THREADS")
+    return {name: value for name, value in os.environ.items() if name in own or "PET_" in name}
+""")
     job = replace(job, resources=replace(job.resources, threads=3))
 
-    metrics = jobs.run(job).metrics
-
-    assert metrics == {
+    assert jobs.run(job).metrics == {
         "OMP_NUM_THREADS": "3",
         "PYTHONHASHSEED": "0",
         "TORCHINDUCTOR_COMPILE_THREADS": "3",
     }
-
-
-def test_a_job_gets_no_option_that_is_meant_for_a_torchrun_around_it(
-    jobs: ToyJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PET_MAX_RESTARTS", "3")
-    job = jobs.body("    import os\n    return {n: 1 for n in os.environ if n.startswith('PET_')}")
-    assert jobs.run(job).metrics == {}
 
 
 def test_every_event_of_this_attempt_arrives_in_order_and_none_of_an_earlier_one(

@@ -165,13 +165,10 @@ def test_another_builder_is_said_at_once(wait, tmp_path):
     assert f"built by run run-{'a' if late is second else 'b'} " in late.logged[1]
 
 
-@pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0])
-def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clock_says(
-    wait, tmp_path, age
-):
+def test_a_builder_that_falls_silent_is_reported_and_taken_over(wait, tmp_path):
     terms = replace(TERMS, ttl=2.0)
     with built_elsewhere(tmp_path, beat=1000.0):
-        set_age(tmp_path, age)
+        set_age(tmp_path, 3600.0)  # its clock was behind
         began = time.monotonic()
         waiter = wait(terms=terms)
         wait_until(lambda: len(waiter.logged) == 2)

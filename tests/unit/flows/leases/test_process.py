@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_what_is_known_of_a_process_by_its_name(monkeypatch, fields, is_dead):
     monkeypatch.setattr(process, "_read", lambda path: "machine")
     monkeypatch.setattr(process, "FIRST_NAMESPACE", Process.this().namespace)
     assert replace(Process.this(), **fields).is_dead() == is_dead  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_process_of_another_user_is_not_called_dead_while_it_lives(monkeypatch, is_shown):
+    me = Process.this()
+    monkeypatch.setattr("os.kill", Mock(side_effect=PermissionError))
+    if not is_shown:  # /proc is mounted with hidepid
+        monkeypatch.setattr(process, "read_stat", lambda pid: None)
+    assert not me.is_dead()
 
 
 def test_without_an_id_the_host_name_alone_says_nothing(monkeypatch):
