@@ -12,7 +12,6 @@ Needs no package but ours, so that any Python can compute them.
 import dataclasses
 import hashlib
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -80,7 +79,4 @@ def to_json() -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        sys.stdout.write(to_json())
-    else:
-        FILE.write_text(to_json())
+    FILE.write_text(to_json())

@@ -12,8 +12,6 @@ from nanochat_flows.packages import PACKAGES
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-PARTS_OF_A_FORM = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
 
 
 def read_yaml(path: Path) -> Any:
@@ -50,27 +48,7 @@ def test_the_workflow_runs_what_continuous_integration_runs() -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert {"push", "pull_request"} <= set(workflow[True])  # `on` is a boolean in YAML 1.1
     (job,) = workflow["jobs"].values()
-    assert job["runs-on"].startswith("ubuntu-")
-    *actions, last = job["steps"]
+    _, setup, last = job["steps"]
     assert last == {"run": ".ci/run"}
-    assert [re.sub(r"@v\d+$", "", step["uses"]) for step in actions] == [
-        *("actions/checkout", "actions/setup-python")
-    ]
-    python = actions[1]["with"]["python-version"]
-    assert PROJECT["requires-python"] == f">={python}"
+    assert PROJECT["requires-python"] == f">={setup['with']['python-version']}"
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
-
-
-def test_issue_forms_have_what_a_host_needs_to_draw_them() -> None:
-    assert [path.stem for path in FORMS] == ["bug", "config", "question"]
-    for path in FORMS:
-        form = read_yaml(path)
-        if path.stem == "config":
-            assert form == {"blank_issues_enabled": True}
-            continue
-        assert {"name", "description", "body"} <= form.keys()
-        assert {part["type"] for part in form["body"]} <= PARTS_OF_A_FORM
-        fields = [part for part in form["body"] if part["type"] != "markdown"]
-        names = [part["id"] for part in fields]
-        assert len(names) == len(set(names)) > 0
-        assert all(part["attributes"]["label"] for part in fields)

@@ -1,26 +1,23 @@
-"""What stages open decides their fingerprints: found by running them, not by asking the closure.
+"""What stages open decides their fingerprints: found by running them, not by following imports.
 
 Every stage of a small run is built by real workers, from a copy of the packages. An audit hook that
-knows nothing of fingerprints lists each file of the copy that a worker's processes open. Then each
-of these files is changed, and every stage that opened it must have another fingerprint.
+knows nothing of fingerprints lists each file of the copy that a worker's processes open: the code
+of the stage's fingerprint has to have each of them.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from flows.building.build import BuildContext, build
-from flows.identity import fingerprint
-from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, preimage_of
+from flows.identity.fingerprint import CARRIERS, REPOSITORY, Code, canonical_config, code_of
 from flows.identity.manifest import Manifest
 from flows.profiles import Profile, make_placement, open_profile
-from flows.stages import STAGES, stage_named
+from flows.stages import STAGES
 from infra.storage.open import open_store
 from nanochat_core.engine.native.build import unable_here
-from nanochat_core.errors import StageError
 from tests.campaigns.end_to_end import small
 from tests.support.flows.repository import copy_packages
 
@@ -75,59 +72,30 @@ sys.addaudithook(hear)
 """
 
 
-ALL = tuple(stage.name for stage in STAGES)
-
-
 @dataclass(frozen=True)
 class World:
-    """A copy of the packages, and what each stage opened of it."""
+    """A copy of the packages, and what each stage of a run opened of it."""
 
-    directory: Path
+    root: Path
     profile: Profile
     opened: dict[str, set[str]]
-    manifests: dict[str, Manifest]
 
-    @property
-    def root(self) -> Path:
-        """Where the packages lie."""
-        return self.directory / "root"
+    def find_escapes(self) -> list[str]:
+        """Return each stage and file that it opened and its fingerprint does not have."""
+        code, escapes = Code(self.root), list[str]()
+        for stage in STAGES:
+            config = canonical_config(stage, self.profile.run)
+            known = {*code_of(stage, config, code=code), *EXEMPT}
+            found = {_name_of(file) for file in self.opened[stage.name]}
+            escapes += [f"{stage.name}: {name}" for name in sorted(found - known)]
+        return escapes
 
-    def execute(self, name: str, *, strict: bool) -> Iterator[str]:
-        """Build a stage and return the files of ours that its worker opened."""
-        log = self.directory / "opened"
-        log.write_bytes(b"")
-        stage = stage_named(name)
-        inputs = {source.name: self.manifests[source.name] for source in stage.inputs}
-        try:
-            self.manifests[name] = build(
-                stage, self._context(strict=strict), inputs, force=name in self.manifests
-            ).manifest
-        finally:
-            self.opened[name] = set(log.read_text().splitlines())
-        return iter(self.opened[name])
 
-    def fingerprints(self, stages: Iterable[str] = ALL) -> dict[str, str]:
-        """Return the stages' fingerprints with the code as it is; they know no inputs."""
-        code = Code(self.root, cache=self.directory / "scans.json")
-        identities = {n: preimage_of(stage_named(n), self.profile.run, code=code) for n in stages}
-        if stages is ALL:
-            code.save_cache()  # of the files as they are: each is scanned once, not for each edit
-        return {name: fingerprint_of(identity) for name, identity in identities.items()}
-
-    def _context(self, *, strict: bool) -> BuildContext:
-        home = self.directory / "home"
-        home.mkdir(exist_ok=True)
-        placement = make_placement(self.profile.pace, home=home, gpus=0, settings=small.PLACE)
-        placement = replace(placement, store=(home / "store").as_uri())
-        return BuildContext(
-            run=self.profile.run,
-            run_id="oracle",
-            placement=placement,
-            store=open_store(placement.store),
-            watch=lambda stage, event: None,
-            strict=strict,
-            root=self.root,
-        )
+def _name_of(file: str) -> str:
+    """Return the name that a closure has for a file: of a module the dotted one."""
+    if not file.endswith(".py"):
+        return file
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 FEWER = {
@@ -149,68 +117,54 @@ def _open(directory: Path) -> Profile:
     return open_profile("tiny", depth=small.DEPTH, overrides=overrides)
 
 
+def _build(context: BuildContext, log: Path) -> dict[str, set[str]]:
+    """Build every stage and return the files of ours that its worker opened."""
+    opened: dict[str, set[str]] = {}
+    made: dict[str, Manifest] = {}
+    for stage in STAGES:
+        log.write_bytes(b"")
+        inputs = {source.name: made[source.name] for source in stage.inputs}
+        made[stage.name] = build(stage, context, inputs, force=False).manifest
+        opened[stage.name] = set(log.read_text().splitlines())
+    return opened
+
+
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     directory = tmp_path_factory.mktemp("oracle")
-    copy_packages(directory / "root")
-    (directory / "hook").mkdir()
+    root = copy_packages(directory / "root")
+    for folder in ("hook", "text", "home"):
+        (directory / folder).mkdir()
     (directory / "hook" / "sitecustomize.py").write_text(HOOK)
-    (directory / "text").mkdir()
     for number, path in enumerate(sorted((REPOSITORY / "docs").rglob("*.md"))):
         shutil.copy(path, directory / "text" / f"{number}.txt")
-    world = World(directory, _open(directory / "text"), {}, {})
+    profile = _open(directory / "text")
+    home, log = directory / "home", directory / "opened"
+    placement = make_placement(profile.pace, home=home, gpus=0, settings=small.PLACE)
+    placement = replace(placement, store=(home / "store").as_uri())
+    context = BuildContext(
+        run=profile.run,
+        run_id="oracle",
+        placement=placement,
+        store=open_store(placement.store),
+        watch=lambda stage, event: None,
+        strict=True,
+        root=root,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(directory / "hook"))
-        patch.setenv("ORACLE_ROOT", str(world.root))
-        patch.setenv("ORACLE_LOG", str(directory / "opened"))
-        for stage in STAGES:
-            world.execute(stage.name, strict=True)
-        yield world
-
-
-def find_escapes(world: World, files: Iterable[str] | None = None) -> list[str]:
-    """Return each file and stage where a change of the file leaves the fingerprint as it is."""
-    before = world.fingerprints()
-    escapes = []
-    for name in sorted(set().union(*world.opened.values()) if files is None else files):
-        if _module_of(name) in EXEMPT:
-            continue
-        stages = [stage for stage, opened in world.opened.items() if name in opened]
-        after = _fingerprints_after(world, name, stages)
-        escapes += [f"{name}: {stage}" for stage in stages if before[stage] == after[stage]]
-    return escapes
-
-
-def _fingerprints_after(world: World, name: str, stages: Iterable[str]) -> Mapping[str, str]:
-    path = world.root / name
-    content = path.read_bytes()
-    path.write_bytes(_with_other_meaning(path))
-    try:
-        return world.fingerprints(stages)
-    finally:
-        path.write_bytes(content)
-
-
-def _with_other_meaning(path: Path) -> bytes:
-    return path.read_bytes() + (b"\n_ORACLE = 1\n" if path.suffix == ".py" else b"\noracle\n")
-
-
-def _module_of(name: str) -> str:
-    return name.removesuffix(".py").replace("/", ".")
-
-
-# The tests.
+        patch.setenv("ORACLE_ROOT", str(root))
+        patch.setenv("ORACLE_LOG", str(log))
+        return World(root, profile, _build(context, log))
 
 
 def test_every_file_that_a_stage_opens_decides_its_fingerprint(world):
-    assert find_escapes(world) == []
+    assert world.find_escapes() == []
 
 
 def test_the_oracle_sees_what_stages_are_known_to_open(world):
-    assert tuple(world.opened) == ALL
     for stage in STAGES:
-        entry = f"{stage.entry.replace('.', '/')}.py"
-        assert entry in world.opened[stage.name]
+        assert f"{stage.entry.replace('.', '/')}.py" in world.opened[stage.name]
     assert "tasks/generated/words.txt" in world.opened["task_data"]
     assert "nanochat_core/model/gpt.py" in world.opened["pretrain"]
     if unable_here() is None:
@@ -218,62 +172,12 @@ def test_the_oracle_sees_what_stages_are_known_to_open(world):
 
 
 def test_what_is_exempt_is_what_fingerprints_leave_out():
-    assert set(EXEMPT) == set(fingerprint.CARRIERS)
+    assert set(EXEMPT) == set(CARRIERS)
 
 
-@dataclass(frozen=True)
-class Escape:
-    """A way around the fingerprint that is put into the copy."""
-
-    file: str  # that is edited
-    old: str
-    new: str
-    finds: str  # the file that the oracle has to name
-    stage: str | None = None  # that is run again, because the escape opens something new
-
-
-ESCAPES = {
-    "a data file with a name that is put together": Escape(
-        "tasks/generated/spelling.py",
-        '"words.txt"',
-        '"words" + ".txt"',
-        finds="tasks/generated/words.txt",
-    ),
-    "a module imported by a name that is put together": Escape(
-        "nanochat_core/train/tokenizer.py",
-        "def run(",
-        "import importlib as i\n\ni.import_module('nanochat_core.model.' + 'shape')\n\n\ndef run(",
-        finds="nanochat_core/model/shape.py",
-        stage="tokenizer",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ESCAPES)
-def test_the_oracle_finds_a_planted_escape(world, name):
-    escape = ESCAPES[name]
-    path = world.root / escape.file
+def test_the_oracle_finds_a_data_file_whose_name_is_put_together(world):
+    path = world.root / "tasks/generated/spelling.py"
     source = path.read_text()
-    assert source.count(escape.old) == 1
-    opened = dict(world.opened)
-    path.write_text(source.replace(escape.old, escape.new))
-    try:
-        if escape.stage is not None:
-            with pytest.raises(StageError, match="its fingerprint does not see"):
-                world.execute(escape.stage, strict=True)
-        stages = {stage for stage, files in world.opened.items() if escape.finds in files}
-        assert stages
-        found = find_escapes(world, [escape.finds])
-        assert {line.partition(": ")[0] for line in found} == {escape.finds}
-    finally:
-        path.write_text(source)
-        world.opened.update(opened)
-    assert find_escapes(world, [escape.finds]) == []
-
-
-def test_the_oracle_finds_a_carrier_that_decides(world, monkeypatch):
-    carriers = {*fingerprint.CARRIERS, "nanochat_core.model.gpt"}
-    monkeypatch.setattr(fingerprint, "CARRIERS", frozenset(carriers))
-    assert "nanochat_core/model/gpt.py: pretrain" in find_escapes(
-        world, ["nanochat_core/model/gpt.py"]
-    )
+    path.write_text(source.replace('"words.txt"', '"words" + ".txt"'))
+    assert "task_data: tasks/generated/words.txt" in world.find_escapes()
+    path.write_text(source)
