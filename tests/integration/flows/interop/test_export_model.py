@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 
 from flows.interop import export_model
 from flows.interop.card import model_card
-from nanochat_core.interop.nanochat_files import read_checkpoint
-from nanochat_core.model.checkpoint import load_model
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.nanochat_core.interop.models import a_directory
 
@@ -59,22 +57,6 @@ def test_every_user_whom_the_umask_admits_may_read_it(form, model, tmp_path, ter
     paths = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
     modes = {path.name: path.stat().st_mode & 0o777 for path in paths}
     assert modes == {path.name: 0o750 if path.is_dir() else 0o640 for path in paths}
-
-
-def test_as_nanochat_loads_it(model, tmp_path, terminal):
-    _, note = terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "nanochat"))
-    found = read_checkpoint(tmp_path / "out")
-    assert note.startswith("nanochat's version ")
-    state = load_model(model, torch.device("cpu")).state_dict()
-    assert all(torch.equal(found.weights[name], tensor) for name, tensor in state.items())
-
-
-def test_as_plain_files(model, tmp_path, terminal):
-    terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "safetensors"))
-    left, right = (load_model(path, torch.device("cpu")) for path in (model, tmp_path / "out"))
-    tokens = torch.arange(30)[None]
-    with torch.no_grad():
-        assert torch.equal(left(tokens), right(tokens))
 
 
 def test_first_mistakes_are_one_line_and_leave_nothing(model, tmp_path, terminal):

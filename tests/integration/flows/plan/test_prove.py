@@ -3,14 +3,12 @@
 The stages are toys in a repository of their own: real commits, real worker processes.
 """
 
-import contextlib
 import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
-from flows.artifacts.publish import publish
 from flows.identity.fingerprint import Code, Identity, identify
 from flows.identity.manifest import Manifest
 from flows.plan.accept import Offer
@@ -18,12 +16,11 @@ from flows.plan.prove import Proof, prove
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.open import open_store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tests.support.flows.fixtures import Toys
 from tests.support.flows.repository import commit_all, git
-from tests.support.flows.rows import PROVENANCE
+from tests.support.flows.shelf import make_manifest
 from tests.support.small_job import small_job
 
 RUN = open_profile("tiny").run
@@ -133,18 +130,12 @@ def make_bench(
     head = commit_all(toys.root)
     if dirty is not None:
         toys.stage("toy", source=dirty)
-    output = toys.home / "output"
-    output.mkdir()
-    (output / "file").write_text("made before")
-    manifest = publish(
-        open_store(toys.placement.store),
-        identify(stage, RUN, {}, code=Code(toys.root)),
-        output,
-        logs=[],
-        inputs={},
-        provenance=dataclasses.replace(PROVENANCE, git_commit=head if commit == "HEAD" else commit),
-        check_lease=lambda: None,
-    ).manifest
+    identity = identify(stage, RUN, {}, code=Code(toys.root))
+    manifest = dataclasses.replace(
+        make_manifest("toy", git_commit=head if commit == "HEAD" else commit),
+        fingerprint=identity.fingerprint,
+        preimage=identity.preimage,
+    )
     return Bench(toys, stage, manifest)
 
 
@@ -155,7 +146,10 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys):
     bench = make_bench(toys, TRAINS, trains=True)
     old = git(bench.root, "rev-parse", "HEAD")
     bench.source.write_text(REFACTORED)
-    proof = bench.prove(steps=4)
+    commit_all(bench.root)
+    before = git(bench.root, "worktree", "list"), git(bench.root, "status")
+    proof = bench.prove(steps=4, commits=False)
+    assert (git(bench.root, "worktree", "list"), git(bench.root, "status")) == before
     # A loss of each step and one evaluation. No speeds, and no state: these toys save none.
     assert proof.compared == 5
     assert (proof.old_commit, proof.new_commit) == (old, git(bench.root, "rev-parse", "HEAD"))
@@ -194,13 +188,7 @@ def run(job):
 """
 
 
-INTERRUPTS = """
-    import os, signal
-    (job.directory / "pid").write_text(str(os.getpid()))
-    os.kill(os.getppid(), signal.SIGINT)
-"""
-
-
+BROKEN = "def run(job):\n    raise ValueError('of its own')\n"
 LISTED = MAKES_FILES.replace('("one", "two")', '["one", "two"]')
 
 
@@ -236,6 +224,8 @@ def test_a_job_is_proven_by_what_it_leaves(toys, old, new, trains, steps, compar
             *("def run(job):\n    return {}\n", "def run(job):\n    return {'a': 1}\n", False, 3),
             "nothing that could be compared",
         ),
+        (BROKEN, TRAINS, True, 4, "the old code cannot run the job: .*of its own"),
+        (TRAINS, BROKEN, True, 4, "the new code cannot run the job: .*of its own"),
     ],
 )
 def test_a_difference_refuses_the_proof_and_is_named(toys, old, new, trains, steps, error):
@@ -247,22 +237,6 @@ def test_a_difference_refuses_the_proof_and_is_named(toys, old, new, trains, ste
 
 
 # The code.
-
-
-def seen(bench: Bench) -> list[str]:
-    """What git says of the repository."""
-    return [git(bench.root, *words.split()) for words in ("status", "worktree list", "log")]
-
-
-def test_the_repository_is_left_as_it_is(toys):
-    bench = make_bench(toys, MAKES_FILES, trains=False)
-    for source in (MAKES_FILES + "\nUNUSED = 1\n", "def run(job):\n    raise ValueError\n"):
-        bench.source.write_text(source)
-        commit_all(bench.root)
-        before = seen(bench)
-        with contextlib.nullcontext() if "UNUSED" in source else pytest.raises(ArtifactError):
-            bench.prove(commits=False)
-        assert seen(bench) == before
 
 
 @pytest.mark.parametrize(
@@ -308,29 +282,6 @@ def test_without_git_or_a_repository_there_is_no_proof(toys, monkeypatch, lackin
     with pytest.raises(ArtifactError, match=f"git cannot read commit .*: {lacking}") as caught:
         bench.prove(commits=False)
     assert "--prove" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("which", ["old", "new"])
-def test_code_that_fails_is_named_with_its_error(toys, which):
-    broken = "def run(job):\n    raise ValueError('of its own')\n"
-    sources = (broken, TRAINS) if which == "old" else (TRAINS, broken)
-    bench = make_bench(toys, sources[0], trains=True)
-    bench.source.write_text(sources[1])
-    with pytest.raises(ArtifactError, match=f"the {which} code cannot run .*of its own") as caught:
-        bench.prove()
-    assert "--prove" in (caught.value.hint or "")
-
-
-def test_who_interrupts_a_proof_ends_it(toys):
-    """Ctrl-C comes while the old code runs: its worker ends, and git knows of nothing."""
-    bench = make_bench(toys, TRAINS.replace("    for", INTERRUPTS + "    for"), trains=True)
-    before = seen(bench)
-    with pytest.raises(KeyboardInterrupt):
-        bench.prove(commits=False)
-    assert seen(bench) == before
-    worker = int((bench.toys.home / "prove-0" / "old" / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        os.kill(worker, 0)
 
 
 def test_a_job_that_another_process_stops_proves_nothing(toys):
