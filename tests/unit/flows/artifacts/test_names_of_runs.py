@@ -1,10 +1,7 @@
-"""Which run a name means, as docs/concepts/names.md has it, in a directory and in S3."""
+"""Which run a name means, as docs/concepts/names.md has it."""
 
 import dataclasses
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,6 @@ from flows.artifacts.runs import (
     Run,
     RunRecord,
     find_run,
-    known_names,
     latest_runs,
     listed_runs,
     newest_runs,
@@ -23,13 +19,9 @@ from flows.artifacts.runs import (
 from flows.identity.manifest import Manifest
 from flows.identity.ref import stamp
 from infra.storage.base import Store
-from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
 from tests.support.flows.house import make_run
-from tests.support.flows.shelf import SECONDS_TO_MEET, make_manifest, put_artifact
-from tests.support.infra.storage.fixtures import rig
-
-__all__ = ["rig"]
+from tests.support.flows.shelf import make_manifest, put_artifact
 
 # What happened, the run of sft@tiny, that of tiny, and that of `status tiny`.
 CASES: dict[str, tuple[str, str, str, str]] = {
@@ -69,14 +61,6 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         *("1", "1", "1"),
     ),
 }
-
-
-@pytest.fixture(params=["directory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store of each kind."""
-    if request.param == "directory":
-        return LocalStore(tmp_path / "store")
-    return request.getfixturevalue("rig").store
 
 
 def make(number: str) -> Run:
@@ -125,45 +109,12 @@ def test_a_name_means_the_run_that_the_table_says(store, case):
         assert open_artifact(store, "tiny") == make_sft(artifact)
 
 
-def test_runs_that_start_and_end_at_once_are_all_found(store):
-    barrier = threading.Barrier(8)
-
-    def live(number: int) -> None:
-        record = RunRecord(store, make(str(number)))
-        barrier.wait(SECONDS_TO_MEET)
-        record.write()
-        record.add(make_sft(str(number)).ref)
-        record.end("finished")
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(live, range(8)))
-    expected = [make(str(number)).run for number in reversed(range(8))]
-    assert [run.run for run in newest_runs(store, "tiny")] == expected
-    assert [run.run for run in latest_runs(store, 3, unread=[])] == expected[:3]
-    for run in expected[:5]:
-        store.delete(f"runs/{run}.json")
-    assert [run.run for run in latest_runs(store, 8, unread=[])] == expected[5:]
-
-
 def test_a_run_that_is_resumed_under_another_name_has_that_one(store):
     write_run(store, make("1"))
     write_run(store, dataclasses.replace(make("1"), name="mine"))
     assert open_run(store, "mine").run == make("1").run
     assert list(newest_runs(store, "tiny")) == []
     assert [run.name for run in latest_runs(store, 3, unread=[])] == ["mine"]
-
-
-def test_what_is_copied_to_another_store_has_its_names_there(store, tmp_path):
-    act(store, ["start 1", "sft 1", "finish 1", "start 2", "sft 2", "fail 2"], {})
-    other = LocalStore(tmp_path / "other")
-    for name, run in listed_runs(store):
-        assert name == "tiny"
-        found = find_run(store, run)
-        assert found is not None
-        write_run(other, found)
-    assert listed_runs(other) == listed_runs(store)
-    assert open_run(other, "tiny").run == make("1").run
-    assert known_names(other) == ["tiny"]
 
 
 def test_a_run_without_a_name_is_found_by_its_id_alone(store):
