@@ -138,16 +138,6 @@ def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_pat
     assert len([key for key in store.gets if "/b-" not in key]) == 3
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "run": "x"}'])
-def test_a_damaged_record_is_named(store, data):
-    put_run(store, "tiny-1-a")
-    store.put("runs/tiny-1-a.json", data)
-    with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
-        find_run(store, "tiny-1-a")
-    with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
-        list(runs_called(store, "tiny"))
-
-
 def test_a_damaged_record_does_not_hide_a_newer_run(store):
     for number in (1, 2, 3, 4):
         put_run(store, run_id("tiny", number))
@@ -156,13 +146,6 @@ def test_a_damaged_record_does_not_hide_a_newer_run(store):
     assert [next(found).run for _ in range(3)] == [run_id("tiny", n) for n in (4, 3, 2)]
     with pytest.raises(ArtifactError, match="damaged"):
         next(found)
-
-
-def test_a_record_that_was_moved_is_refused(store):
-    put_run(store, "tiny-1-a")
-    store.put("runs/tiny-2-a.json", store.get("runs/tiny-1-a.json"))
-    with pytest.raises(ArtifactError, match="is the record of run tiny-1-a"):
-        find_run(store, "tiny-2-a")
 
 
 # What a name stands for.
@@ -240,24 +223,11 @@ def test_a_tag_says_what_it_pointed_at_before(store):
     remove_tag(store, "main")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', encode_record({}, format=TAG_FORMAT)),
-        *(
-            encode_record({"run": 3}, format=TAG_FORMAT),
-            encode_record({"run": "tiny-1-a"}, format=99),
-        ),
-        encode_record({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
-    ],
-)
-def test_a_damaged_tag_is_named_and_can_be_set_again(store, data):
+def test_a_damaged_tag_can_be_set_again(store):
     put_run(store, "tiny-1-a")
-    store.put("refs/main.json", data)
-    for ask in (lambda: find_tag(store, "main"), lambda: list(runs_called(store, "main"))):
-        with pytest.raises(ArtifactError, match=r"refs/main\.json") as caught:
-            ask()
-        assert caught.value.hint == "point it at a run again: nanochat tag main RUN"
+    store.put("refs/main.json", b"{")
+    with pytest.raises(ArtifactError, match=r"refs/main\.json"):
+        list(runs_called(store, "main"))
     assert point(store, "main", "tiny-1-a") is None
     assert find_tag(store, "main") == "tiny-1-a"
 

@@ -1,59 +1,96 @@
-"""The errors of damaged records: their hints never begin with deleting the record."""
+"""Records of every kind: one that is damaged, moved or of another format is refused by its name."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from flows.artifacts import pins, revocations, runs
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import find_run
-from flows.identity.manifest import FORMAT, Manifest
-from flows.identity.record_types import find_record
-from flows.identity.records import decode_record, encode_record, repair_hint
-from flows.identity.redo import RedoCounter
+from flows.identity import manifest, redo
+from flows.identity.records import decode_record, encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.shelf import make_manifest, put_run
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
-FINGERPRINT = "a" * 64
-
-
-def damaged(store: LocalStore) -> object:
-    data = encode_record({"number": 1, "before": 0, "runs": []}, format=1)
-    store.put("x.json", data.replace(b'"number": 1', b'"number": 3'))  # but for its checksum whole
-    return find_record(store, "x.json", RedoCounter, format=1, what="a counter")
-
-
-def manifest_of_other_fields(store: LocalStore) -> object:
-    store.put(f"sft/{FINGERPRINT}/manifest.json", encode_record({"a": 1}, format=FORMAT))
-    return find_manifest(store, ArtifactRef("sft", FINGERPRINT))
-
-
-def manifest_that_contradicts_itself(store: LocalStore) -> object:
-    tree = decode_record(make_manifest("sft").to_json(), format=FORMAT, where="here")
-    data = encode_record({**tree, "stage": "rl"}, format=FORMAT)
-    return Manifest.from_json(data, where=store.url)
+SFT = make_manifest("sft")
+REF, PIN = SFT.ref, f"{pins.PINS}1.json"
+# Key and format of a record of each kind, and what reads it.
+RECORDS: dict[str, tuple[str, int, Callable[[LocalStore], object]]] = {
+    "manifest": (REF.manifest_key, manifest.FORMAT, partial(find_manifest, ref=REF)),
+    "run": ("runs/tiny-1.json", runs.FORMAT, partial(runs.find_run, run="tiny-1")),
+    "tag": ("refs/main.json", runs.TAG_FORMAT, partial(runs.find_tag, name="main")),
+    "revocation": (
+        *(REF.revocation_key, revocations.FORMAT),
+        partial(revocations.find_revocation, ref=REF),
+    ),
+    "redo counter": (REF.redo_key, redo.FORMAT, partial(redo.find_redo, recipe=REF)),
+    "pin": (PIN, pins.FORMAT, partial(pins.find_pin, key=PIN)),
+}
 
 
-def record_of_another_run(store: LocalStore) -> object:
-    put_run(store, "tiny-1")
-    store.put("runs/tiny-2.json", store.get("runs/tiny-1.json"))
-    return find_run(store, "tiny-2")
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """A store with a record of each kind."""
+    store = LocalStore(tmp_path / "store")
+    put_run(store, "tiny-1", put_artifact(store, SFT))
+    runs.point(store, "main", "tiny-1")
+    revocations.revoke(store, SFT, why="why", who="me", when="2026-11-21T07:00:00Z")
+    redo.raise_redo(store, REF, redo.RedoCounter(), redo.RedoCounter(number=1))
+    store.put(PIN, encode_record({"artifacts": [], "why": ""}, format=pins.FORMAT))
+    return store
 
 
-CASES = (
-    damaged,
-    manifest_of_other_fields,
-    manifest_that_contradicts_itself,
-    record_of_another_run,
-)
-
-
-@pytest.mark.parametrize("read", CASES, ids=[case.__name__ for case in CASES])
-def test_what_may_be_damaged_on_the_way_is_looked_at_from_elsewhere_before_it_is_deleted(
-    tmp_path, read
-):
+def refusal(store: LocalStore, kind: str, data: bytes) -> ArtifactError:
+    """Return the error, of one line with the record's key, that refuses `data` as a record."""
+    key, _, read = RECORDS[kind]
+    store.put(key, data)
     with pytest.raises(ArtifactError) as caught:
-        read(LocalStore(tmp_path / "store"))
-    hint = caught.value.hint or ""
-    first, _, then = hint.partition("delete it")
-    assert "on another machine" in first
-    assert hint == repair_hint("delete it" + then)
+        read(store)
+    assert f"{store.url}/{key}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_damaged_record_is_looked_at_from_elsewhere_before_it_is_deleted(store, kind):
+    key, format, read = RECORDS[kind]
+    assert read(store)
+    whole = store.get(key)
+    flipped = whole.replace(b'"check": "', b'"check": "0')  # but for its checksum whole
+    for data in (b"", b"[]", whole[:-9], flipped, encode_record({"a": 1}, format=format)):
+        hint = refusal(store, kind, data).hint or ""
+        if kind == "tag":
+            assert hint == "point it at a run again: nanochat tag main RUN"
+        else:
+            assert "on another machine" in hint.partition("delete it")[0]
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize(("change", "hint"), [(-1, "another version"), (1, "update")])
+def test_a_record_of_another_format_is_refused_by_its_number(store, kind, change, hint):
+    key, format, _ = RECORDS[kind]
+    tree = decode_record(store.get(key), format=format, where=key)
+    error = refusal(store, kind, encode_record(tree, format=format + change))
+    assert f"is of format {format + change}, this version reads {format}" in str(error)
+    assert kind == "tag" or hint in (error.hint or "")
+    assert "delete" not in (error.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "read"),
+    [
+        (
+            *("manifest", f"sft/{'0' * 64}/manifest.json"),
+            partial(find_manifest, ref=ArtifactRef("sft", "0" * 64)),
+        ),
+        ("run", "runs/tiny-2.json", partial(runs.find_run, run="tiny-2")),
+        ("tag", "refs/other.json", partial(runs.find_tag, name="other")),
+    ],
+)
+def test_a_record_that_was_moved_is_refused(store, kind, key, read):
+    store.put(key, store.get(RECORDS[kind][0]))
+    with pytest.raises(ArtifactError, match=f"{key} is the (manifest|record) of"):
+        read(store)

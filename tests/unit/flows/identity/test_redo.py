@@ -1,9 +1,6 @@
 """The redo counter: read, raised, and what it does to an identity."""
 
-import pytest
-
 from flows.identity.redo import RedoCounter, find_redo, raise_redo
-from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import identity_of
 from tests.support.reliability.memory_store import MemoryStore
 
@@ -51,10 +48,3 @@ def test_of_two_that_raise_it_at_once_one_is_first():
     store, other = Late(), RedoCounter(number=1, runs=("other",))
     raise_redo(store, RECIPE.ref, RedoCounter(), RedoCounter(number=1, runs=("mine",)))
     assert find_redo(store, RECIPE.ref) == other
-
-
-def test_a_damaged_number_is_never_none():
-    store = MemoryStore()
-    store.put(RECIPE.ref.redo_key, b"{")
-    with pytest.raises(ArtifactError, match=r"redo\.json is damaged"):
-        find_redo(store, RECIPE.ref)
