@@ -33,6 +33,13 @@ def look(store: MemoryStore) -> Survey:
     return plan_collection(Records(store, threads=1), RULES, now=store.now, watch=ignore)
 
 
+def mark(store: MemoryStore) -> None:
+    """Have a collection mark what is garbage, and wait until it may be deleted."""
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+
+
 def gc_until_clean(store: MemoryStore) -> None:
     """Mark, and delete when the grace is over; once more for what waited for that."""
     for _ in range(3):

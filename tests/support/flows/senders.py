@@ -1,4 +1,4 @@
-"""Pushing from a store to another, with stores that count what is sent."""
+"""Pushing from a store to another."""
 
 import tempfile
 from pathlib import Path
@@ -7,26 +7,13 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import watch_nothing
 from flows.identity.manifest import Manifest
 from flows.interop.push import Pushed, choose, push
-from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from tests.support.flows.rows import GIGABYTE, publish_files
 from tests.support.flows.shelf import put_run
-from tests.support.flows.stores import CountingStore
 
 TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
 MODEL = {"config.json": b"{}", "model.bin": b"\0" * 5000}
-
-
-class Sink(CountingStore):
-    """A store to push to that remembers what was uploaded."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.uploaded: list[str] = []
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        self.uploaded.append(key)
-        super().upload(key, path, on_bytes=on_bytes)
 
 
 def send(source: Store, target: Store, *references: str) -> Pushed:

@@ -9,15 +9,20 @@ from infra.storage.local import LocalStore
 
 
 class CountingStore(LocalStore):
-    """Remembers the keys whose objects were fetched."""
+    """Remembers the keys whose objects were fetched and uploaded."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.fetched: list[str] = []
+        self.uploaded: list[str] = []
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         self.fetched.append(key)
         super().fetch(key, path, size=size, on_bytes=on_bytes)
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        self.uploaded.append(key)
+        super().upload(key, path, on_bytes=on_bytes)
 
 
 class DyingStore(CountingStore):

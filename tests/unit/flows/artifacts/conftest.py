@@ -1,6 +1,6 @@
 """A store and a cache; two stores, with a run in one of them and nothing yet in the other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,15 @@ from flows.artifacts.cache import Cache
 from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
 from tests.support.flows.rows import GIGABYTE, publish_rows
-from tests.support.flows.senders import Sink, make_run
+from tests.support.flows.senders import make_run
 from tests.support.flows.stores import CountingStore
+
+# What becomes of a file that is damaged.
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "bit": lambda data: bytes([data[0] ^ 4, *data[1:]]),
+    "truncated": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+}
 
 
 @pytest.fixture
@@ -37,8 +44,8 @@ def source(tmp_path: Path) -> LocalStore:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Sink:
-    return Sink(tmp_path / "target")
+def target(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "target")
 
 
 @pytest.fixture

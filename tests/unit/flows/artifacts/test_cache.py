@@ -9,6 +9,7 @@ from flows.artifacts.cache import Cache, fetch
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.stores import DyingStore
+from tests.unit.flows.artifacts.conftest import DAMAGE
 from tests.unit.flows.artifacts.test_cache_room import names
 
 
@@ -21,23 +22,18 @@ def test_a_whole_copy_needs_no_store(store, cache, manifest):
     assert len(store.fetched) == 4
 
 
-@pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone", "a directory"])
+@pytest.mark.parametrize("kind", [*DAMAGE, "gone", "a directory"])
 @pytest.mark.parametrize("name", ["files/train.rows", "logs/events.jsonl", "manifest.json"])
 def test_what_is_damaged_in_a_copy_is_fetched_again_and_nothing_else(
     store, cache, manifest, kind, name
 ):
     directory = fetch(store, manifest, cache)
     whole = (directory / name).read_bytes()
-    damaged = {
-        "bit": bytes([whole[0] ^ 4, *whole[1:]]),
-        "truncated": whole[:-1],
-        "longer": whole + b"\0",
-    }
     (directory / name).unlink()
     if kind == "a directory":
         (directory / name).mkdir()
-    elif kind != "gone":
-        (directory / name).write_bytes(damaged[kind])
+    elif kind in DAMAGE:
+        (directory / name).write_bytes(DAMAGE[kind](whole))
     store.fetched.clear()
     assert fetch(store, manifest, cache) == directory
     assert (directory / name).read_bytes() == whole

@@ -19,8 +19,9 @@ from infra.storage.base import ObjectNotFound, OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_files
-from tests.support.flows.senders import MODEL, Sink, check_same, send
+from tests.support.flows.senders import MODEL, check_same, send
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run, put_whole
+from tests.support.flows.stores import CountingStore
 
 
 def test_a_run_arrives_with_all_its_artifacts_and_its_record(source, target, artifacts, tmp_path):
@@ -52,7 +53,7 @@ def test_an_artifact_named_by_its_fingerprint_needs_no_run(source, target, tmp_p
     assert list(target.list("runs/")) == []
 
 
-class Interrupted(Sink):
+class Interrupted(CountingStore):
     """Is stopped by Ctrl-C at the fourth file."""
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
@@ -111,7 +112,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(source, target, artifac
 def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
     source, artifacts, tmp_path
 ):
-    class Raced(Sink):
+    class Raced(CountingStore):
         """A store in which another process publishes right before our manifest."""
 
         def put_if_absent(self, key: str, data: bytes) -> bool:
@@ -149,7 +150,7 @@ def test_what_is_sent_is_pinned_in_the_other_store_until_it_is_all_there(
 ):
     pinned: list[tuple[tuple[str, str], ...]] = []
 
-    class Watched(Sink):
+    class Watched(CountingStore):
         def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
             (entry,) = self.list("gc/pins/")
             found = find_pin(self, entry.key)

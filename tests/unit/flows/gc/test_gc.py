@@ -11,7 +11,7 @@ from flows.identity.records import encode_record
 from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import held_lease, lease
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other
+from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other, mark
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
 
@@ -236,9 +236,7 @@ def test_keys_that_are_not_ours_are_left_alone(store):
 )
 def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(store, damage, data):
     make(store, seed=2)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     point(store, "main", "tiny-1")

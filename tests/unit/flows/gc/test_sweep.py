@@ -20,6 +20,7 @@ from tests.support.flows.rubbish import (
     look,
     make,
     make_grown,
+    mark,
 )
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run, put_whole
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
@@ -54,9 +55,7 @@ def test_an_attempt_is_as_young_as_its_youngest_file(store):
 
 def test_what_is_in_use_again_loses_its_mark(store):
     manifest = make(store)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     put_run(store, "tiny-1", manifest, status="failed")
     gc(store)
     store.delete("runs/tiny-1.json")
@@ -85,9 +84,7 @@ def test_artifacts_that_share_files_both_ways_go_together(store):
     for one, other in ((first, second), (second, first)):
         files = (dataclasses.replace(one.files[0], key=other.files[0].key),)
         put_whole(store, dataclasses.replace(one, files=files))
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     gc(store)
     assert not [key for key in store.names("shards/") if not key.endswith("lease.json")]
 
@@ -131,9 +128,7 @@ def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(s
 
 def test_a_collection_that_stood_still_deletes_nothing_more(store):
     make(store)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
 
     def stand_still(what: str, count: int) -> None:
         if what == "artifacts":
@@ -179,9 +174,7 @@ class Interrupting(MemoryStore):
 def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
     source = make(store, "shards")
     made = make(store, "rows", inputs={"shards": source})
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     return source, made
 
 
@@ -204,9 +197,7 @@ def test_where_another_builds_meanwhile_what_it_shares_with_others_stays():
     store = Interrupting()
     old = make(store, "shards")
     grown = make_grown(store, old)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     store.before[grown.ref.lease_key] = lambda: acquire(store, grown)
     gc(store)
     assert {file.key for file in grown.files} <= store.names()
@@ -218,9 +209,7 @@ def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays():
     facts = {**ACCEPTED, "from": wrong.fingerprint}
     accepted = make(store, seed=2, accepted=facts)
     revoke(store, wrong, why="wrong", who="me", when="now")
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     store.before[accepted.ref.lease_key] = lambda: acquire(store, accepted)
     gc(store)
     assert wrong.ref.revocation_key in store.names()
@@ -237,9 +226,7 @@ def test_what_came_since_it_was_listed_stays():
     alone = make_manifest("sft")
     acquire(store, alone).release()
     new.append(f"{alone.ref.prefix}/files/c/data")
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
 
     def build() -> None:
         for key in new:
@@ -255,9 +242,7 @@ def test_what_came_since_it_was_listed_stays():
 def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list():
     store = Interrupting()
     old = make(store, "shards")
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
+    mark(store)
     key = f"{PINS}1.json"
     store.put(
         key, encode_record({"artifacts": [[old.stage, old.fingerprint]], "why": ""}, format=1)
