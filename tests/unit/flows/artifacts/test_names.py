@@ -36,11 +36,7 @@ def refuses(store, transcript):
 
     def compare(*names, ask=open_artifact):
         for name in names:
-            with pytest.raises(NanochatError) as caught:
-                ask(store, name)
-            assert str(caught.value).isprintable()
-            assert caught.value.hint
-            transcript.check(f"{ask.__name__} {name!a}", f"{caught.value}\n{caught.value.hint}")
+            transcript.refused(f"{ask.__name__} {name!a}", NanochatError, ask, store, name)
 
     return compare
 
@@ -48,14 +44,13 @@ def refuses(store, transcript):
 # STAGE@NAME.
 
 
-@pytest.mark.parametrize("name", ["tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a"])
-def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store, refuses, name):
+def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store, refuses):
     put_run(store, "tiny-1-a", put(store, "sft", 1), put(store, "rl", 1))
     gone = put(store, "rl", 2)
     put_run(store, "tiny-2-a", put(store, "sft", 2), gone)
     point(store, "main", "tiny-2-a")
     store.delete(f"rl/{gone.fingerprint}/manifest.json")
-    refuses(name)
+    refuses("tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a")
     assert open_artifact(store, "sft@main").stage == "sft"
 
 

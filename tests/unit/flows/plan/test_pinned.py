@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from flows.plan.pinned import open_pinned, stages_before, stages_with
 from flows.stages import CHAT_MODELS, REPORT, STAGES, stage_named, stages_to_redo
 from nanochat_core.errors import ConfigError
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import make_manifest, put_artifact
 
 
 def _inputs(name: str) -> set[str]:
@@ -128,17 +128,3 @@ def test_what_is_not_built_cannot_be_redone(full_house, stage, message):
         full_house.plan(pinned=given, from_stage=stage)
     with pytest.raises(ConfigError, match=message):
         full_house.plan(pinned=given, force=frozenset({stage}))
-
-
-def test_the_command_line_takes_artifacts_by_any_name(store, terminal):
-    sft = put_artifact(store, make_manifest("sft"))
-    put_run(store, "mine-1", sft)
-    lines = terminal.said("plan", "tiny", "--use", "sft@mine-1")
-    assert [line.split()[1] for line in lines[2:7]] == names_with("sft")
-    assert "given" in lines[3]
-    error, hint = terminal.fails("plan", "tiny", "--use", "sft@unknown")
-    assert "unknown" in error + hint
-    assert terminal.fails("plan", "tiny", "pretrain", "--use", sft.name)[0] == (
-        "stage pretrain is not part of this run"
-    )
-    assert any("given" in line for line in terminal.said("plan", "tiny", "sft", "--use", sft.name))

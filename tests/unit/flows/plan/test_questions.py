@@ -1,19 +1,14 @@
 """What a plan asks of the store: how much, and how much of it one after the other."""
 
 import dataclasses
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from flows.plan.plan import make_plan
 from flows.stages import STAGES
-from infra.storage.base import VersionedObject
-from infra.storage.local import LocalStore
-from nanochat_core.errors import StoreError
 from tests.support.flows.house import RUN
-from tests.support.flows.shelf import SECONDS_TO_MEET, Counting
+from tests.support.flows.shelf import Counting
 
 
 def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built):
@@ -52,29 +47,3 @@ def test_of_many_old_artifacts_only_the_latest_are_read(house):
     store = Counting(house.root.parent / "store")
     make_plan(RUN, store, house.work, root=house.root)
     assert len(store.gets) < 40
-
-
-def test_a_store_that_stops_answering_ends_the_plan_at_once(built, monkeypatch):
-    """Not after every question that was still waiting for its turn."""
-    asked: list[str] = []
-    is_known = threading.Event()
-
-    class Dying(LocalStore):
-        def get_stored(self, key: str) -> VersionedObject:
-            asked.append(key)
-            if "shards" in key:
-                raise StoreError("no answer")
-            is_known.wait(SECONDS_TO_MEET)
-            return super().get_stored(key)
-
-    class Noticed(ThreadPoolExecutor):
-        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-            super().shutdown(wait=False, cancel_futures=cancel_futures)
-            is_known.set()
-            super().shutdown()
-
-    monkeypatch.setattr("infra.parallel.ThreadPoolExecutor", Noticed)
-    store = Dying(built.root.parent / "store")
-    with pytest.raises(StoreError, match="no answer"):
-        make_plan(dataclasses.replace(RUN, seed=1), store, built.work, root=built.root)
-    assert len(asked) < 2 * len(STAGES)
