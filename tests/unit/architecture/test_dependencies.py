@@ -1,7 +1,6 @@
 """What the packages import and what pyproject.toml declares are the same."""
 
 import ast
-import functools
 import importlib.metadata
 import re
 import sys
@@ -17,6 +16,7 @@ OPTIONAL = {
     *("transformers", "triton"),
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROVIDERS = importlib.metadata.packages_distributions()
 DECLARED = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in PROJECT["dependencies"]}
 
 
@@ -32,31 +32,15 @@ def imported() -> set[str]:
     return names - sys.stdlib_module_names - {*PACKAGES, "nanochat_flows"}
 
 
-@functools.cache
-def providers() -> dict[str, set[str]]:
-    """Imported name -> the declared distributions that it comes from."""
-    provided = {name: _top_level_of(name) for name in DECLARED}
-    return {
-        name: {item for item, names in provided.items() if name in names} for name in imported()
-    }
-
-
-def _top_level_of(distribution: str) -> set[str]:
-    """Return what can be imported of a distribution; its own name if it is not installed."""
-    try:
-        found = importlib.metadata.distribution(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return {distribution}
-    if listed := found.read_text("top_level.txt"):
-        return {*listed.split()}
-    lines = (found.read_text("RECORD") or "").splitlines()
-    return {line.partition("/")[0].partition(".")[0] for line in lines}
+def providers_of(name: str) -> set[str]:
+    """Return the distributions that an imported name comes from."""
+    return {found.lower().replace("_", "-") for found in PROVIDERS.get(name, [name])}
 
 
 def test_everything_that_is_declared_is_imported() -> None:
-    assert DECLARED - HELD_BACK - set[str]().union(*providers().values()) == set()
+    assert DECLARED - HELD_BACK - set[str]().union(*map(providers_of, imported())) == set()
 
 
 def test_everything_that_is_imported_is_declared() -> None:
-    needed = {name: found for name, found in providers().items() if name not in OPTIONAL}
-    assert {name for name, found in needed.items() if not found} == set()
+    needed = imported() - OPTIONAL
+    assert {name for name in needed if providers_of(name).isdisjoint(DECLARED)} == set()
