@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests
 from flows.artifacts.revocations import accepted_from, revoke
-from flows.gc.collect import collect
-from flows.gc.reach import Rules
 from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
@@ -19,7 +16,6 @@ from infra.storage.base import Store
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.house import RUN, House, after, without
-from tests.support.flows.shelf import put_run
 
 WHEN = "2026-11-22T09:00:00Z"
 LATER, LATEST = "2026-11-22T06:00:00Z", "2026-11-22T07:00:00Z"  # than other artifacts
@@ -30,15 +26,15 @@ def refactor(house: House, stage: str, text: str = "REFACTORED = 1") -> None:
     path.write_text(f"{path.read_text()}{text}\n")
 
 
-def offered(house: House, stage: str, store: Store | None = None, **options: Manifest) -> Offer:
-    offer = find_offer(store or house.store, house.plan(), stage, **options)
+def offered(house: House, stage: str, **options: Manifest) -> Offer:
+    offer = find_offer(house.store, house.plan(), stage, **options)
     assert offer is not None
     return offer
 
 
-def take(house: House, stage: str, store: Store | None = None, why: str = "why") -> Published:
+def take(house: House, stage: str, why: str = "why") -> Published:
     offer = offered(house, stage)
-    return accept(store or house.store, offer, why=why, who="ann@desk", when=WHEN, proof=None)
+    return accept(house.store, offer, why=why, who="ann@desk", when=WHEN, proof=None)
 
 
 def revoked(store: Store, manifest: Manifest) -> None:
@@ -191,37 +187,3 @@ def test_files_that_are_cut_short_or_gone_are_not_accepted(full_house):
     with pytest.raises(ArtifactError, match=r"are not in file:///.*: data is gone"):
         accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
     assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
-
-
-def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(full_house, tmp_path):
-    """The older artifact itself goes: nothing was made from it."""
-    refactor(full_house, "report")
-    new = take(full_house, "report").manifest
-    stages = {i.stage.name: i.fingerprint or "" for i in full_house.plan().stages}
-    put_run(full_house.store, "tiny-1", stages=stages, started=WHEN, ended=WHEN)
-    rules = Rules(keep=3600, grace=0)
-    for _ in range(2):
-        collect(full_house.store, rules, watch=lambda what, count: None, log=print)
-    old = accepted_from(new)[0]
-    assert find_manifest(full_house.store, old) is None
-    with Cache(tmp_path / "cache", 10**9) as cache:
-        assert (
-            fetch(full_house.store, new, cache) / "files" / "data"
-        ).read_text() == old.fingerprint
-
-
-# Another process was first.
-
-
-@pytest.mark.parametrize("content", ["same", "other"])
-def test_the_first_of_two_is_adopted(house, content):
-    house.build(content=lambda fingerprint: "same")
-    refactor(house, "sft")
-    offer = offered(house, "sft")
-    first = house.build(content=lambda fingerprint: content)["sft"]
-    acceptance = accept(house.store, offer, why="why", who="ann", when=WHEN, proof=None)
-    assert acceptance.adopted
-    assert acceptance.manifest == first == house.plan().of("sft").manifest
-    assert (acceptance.divergence is None) == (content == "same")
-    if acceptance.divergence:
-        assert house.store.head(acceptance.divergence).size
