@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+from flows.artifacts.pins import SWEEP
 from flows.gc.collect import Collected, collect, make_claim, plan_collection
 from flows.gc.reach import Records, Rules, Survey
 from flows.identity.manifest import Manifest
 from flows.leases import held_lease
+from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_whole
 from tests.support.reliability.memory_store import DAY, MemoryStore
 
@@ -71,5 +73,12 @@ def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> held
     """The right to build it."""
     me = dataclasses.replace(make_claim(), run=run)
     held = held_lease.try_acquire(store, manifest.ref, me)
+    assert isinstance(held, held_lease.HeldLease)
+    return held
+
+
+def start_collection(store: Store) -> held_lease.HeldLease:
+    """The lease of a collection, which is under way until the lease is released or expires."""
+    held = held_lease.try_acquire(store, SWEEP, make_claim())
     assert isinstance(held, held_lease.HeldLease)
     return held

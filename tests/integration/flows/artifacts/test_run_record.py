@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import RunRecord, find_run
 from flows.building.build import BuildContext, build
-from flows.gc.collect import make_claim
 from flows.identity.ref import ArtifactRef
-from flows.leases import held_lease, lease
+from flows.leases.held_lease import HeldLease
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import make_run
+from tests.support.flows.rubbish import start_collection
 from tests.support.reliability.memory_store import MemoryStore
 
 RUN = replace(make_run("tiny-1"), name="tiny")
@@ -40,12 +39,12 @@ class Collection:
         self.store = toys.context().store
         self.deletes = deletes
         self.said: list[ArtifactRef] = []
-        self.held: held_lease.HeldLease | lease.LeaseHolder | None = None
+        self.held: HeldLease | None = None
 
     def record(self, ref: ArtifactRef) -> None:
         self.said.append(ref)
         if self.held is None:
-            self.held = held_lease.try_acquire(self.store, SWEEP, make_claim())
+            self.held = start_collection(self.store)
             if self.deletes:
                 self.store.delete(f"{ref.prefix}/{self.deletes}")
 
@@ -55,7 +54,7 @@ class Collection:
 
         def watch(stage: str, event: dict[str, Any]) -> None:
             context.watch(stage, event)
-            if event["kind"] == "waiting" and isinstance(self.held, held_lease.HeldLease):
+            if event["kind"] == "waiting" and self.held:
                 self.held.release()
 
         return dataclasses.replace(context, record=self.record, watch=watch)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
-from flows.gc.collect import make_claim
+from flows.artifacts.pins import PINS, Pin, find_pin, pin, reserve, wait_for_sweep
 from flows.identity.ref import ArtifactRef
-from flows.leases import held_lease, lease
+from flows.leases import lease
 from nanochat_core.errors import StageError
+from tests.support.flows.rubbish import start_collection
 from tests.support.reliability.memory_store import MemoryStore
 
 
@@ -23,13 +23,13 @@ class Waiter:
         self.looks = looks
         self.again = again  # collections that begin when one has ended
         self.did: list[str] = []
-        self.held = collect(store) if looks else None
+        self.held = start_collection(store) if looks else None
 
     def record(self) -> None:
         self.did.append("record")
         if self.again and self.held is None:
             self.again -= 1
-            self.held = collect(self.store)
+            self.held = start_collection(self.store)
             self.looks = 1
 
     def log(self, text: str) -> None:
@@ -47,12 +47,6 @@ class Waiter:
     def reserve(self) -> list[str]:
         reserve(self.store, self.record, log=self.log, pause=self.pause)
         return self.did
-
-
-def collect(store: MemoryStore) -> held_lease.HeldLease:
-    held = held_lease.try_acquire(store, SWEEP, make_claim())
-    assert isinstance(held, held_lease.HeldLease)
-    return held
 
 
 def test_without_a_collection_a_pin_is_one_record(store):
@@ -76,7 +70,7 @@ def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_la
 
 
 def test_waiting_ends_when_the_run_is_stopped(store):
-    collect(store)
+    start_collection(store)
 
     def stop(seconds: float) -> None:
         raise StageError("stopped")

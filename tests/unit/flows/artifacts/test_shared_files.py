@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.pins import PINS, SWEEP, find_pin
+from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import MIN_SIZE, publish
 from flows.artifacts.transfer import scratch_name
-from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
-from flows.leases import held_lease
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of
+from tests.support.flows.rubbish import start_collection
 from tests.support.reliability.memory_store import MemoryStore
 
 SHARDS = {f"shard_{n}": random.Random(n).randbytes(MIN_SIZE + n) for n in range(5)}
@@ -135,8 +134,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store, tmp_path):
 
 def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(store, tmp_path):
     publish_shards(store, tmp_path, 1)
-    held = held_lease.try_acquire(store, SWEEP, make_claim())
-    assert isinstance(held, held_lease.HeldLease)
+    start_collection(store)
     publish_shards(store, tmp_path, 2)
     assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
     assert store.names(PINS) == set()

@@ -1,18 +1,16 @@
 """Deleting garbage: in which order, and what happens when others act, or death comes, meanwhile."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from flows.artifacts.pins import PINS, SWEEP
+from flows.artifacts.pins import PINS
 from flows.artifacts.revocations import revoke
-from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
 from flows.identity.records import encode_record
 from flows.leases import held_lease, lease
-from infra.storage.base import ObjectInfo
 from nanochat_core.errors import StageError
 from tests.support.flows.rubbish import (
     acquire,
@@ -21,6 +19,7 @@ from tests.support.flows.rubbish import (
     make,
     make_grown,
     mark,
+    start_collection,
 )
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run, put_whole
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
@@ -90,13 +89,11 @@ def test_artifacts_that_share_files_both_ways_go_together(store):
 
 
 def test_there_is_one_collection_at_a_time(store):
-    acquired = held_lease.try_acquire(store, SWEEP, make_claim())
-    assert isinstance(acquired, held_lease.HeldLease)
-    held = [acquired]
+    held = start_collection(store)
 
     def pause(seconds: float) -> None:
         store.now += seconds
-        held[0].renew()
+        held.renew()
 
     said: list[str] = []
     with pytest.raises(StageError, match="is being collected already by run gc"):
@@ -112,18 +109,16 @@ def test_there_is_one_collection_at_a_time(store):
 
 @pytest.mark.parametrize("seconds", [-7200.0, -lease.TTL, lease.TTL + 1, 7200.0])
 def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(store, seconds):
-    acquired = held_lease.try_acquire(store, SWEEP, make_claim())
-    assert isinstance(acquired, held_lease.HeldLease)
-    held, slept = [acquired], [0.0]
+    held, slept = start_collection(store), [0.0]
 
     def pause(length: float) -> None:
         slept[0] += length
-        held[0].renew()
+        held.renew()
 
     store.now += seconds
     with pytest.raises(StageError, match="is being collected already by run gc"):
         gc(store, clock=lambda: slept[0], pause=pause)
-    held[0].check()
+    held.check()
 
 
 def test_a_collection_that_stood_still_deletes_nothing_more(store):
@@ -140,18 +135,11 @@ def test_a_collection_that_stood_still_deletes_nothing_more(store):
 
 
 class Interrupting(MemoryStore):
-    """A store that acts right before a key is examined, or after everything was listed."""
+    """A store that acts right before a key is examined."""
 
     def __init__(self) -> None:
         super().__init__()
         self.before: dict[str, Callable[[], Any]] = {}
-        self.after_list: Callable[[], Any] = lambda: None
-
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See Store."""
-        yield from super().list(prefix)
-        if not prefix:
-            self.after_list()
 
     def get_stored(self, key: str) -> Any:
         """See Store."""
