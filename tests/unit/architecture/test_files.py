@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.stages import STAGES, Stage
-
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 OURS = (*PACKAGES, "bench", "docs")
@@ -96,13 +94,6 @@ def test_no_public_class_name_exists_twice_in_a_package(package: str) -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(named(path))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
-    source = ROOT.joinpath(*stage.entry.split(".")).with_suffix(".py")
-    functions = [n.name for n in tree_of(source).body if isinstance(n, ast.FunctionDef)]
-    assert "run" in functions
 
 
 def test_the_files_with_tests_for_a_gpu_are_listed() -> None:

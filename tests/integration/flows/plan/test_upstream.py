@@ -58,10 +58,6 @@ class Home:
         run, self.pins = pin(run, self.path, log=self.said.append, known=known, plan=plan)
         return run
 
-    def pins_of(self, run: RunConfig, known: Pins) -> Pins:
-        self.pin(run, known=known)
-        return self.pins
-
 
 def age(home: Path, when: str = "2026-01-01T00:00:00Z") -> None:
     """Date the answers that the home stores."""
@@ -218,26 +214,22 @@ def test_a_second_plan_within_ten_minutes_sends_no_request(hub, home):
                 assert (len(hub.requests), web.heads) == requests
 
 
-def test_a_run_that_resumes_keeps_what_its_record_has_pinned(hub, home, tmp_path):
+def test_a_run_that_resumes_keeps_what_its_record_has_pinned_unless_it_is_damaged(
+    hub, home, tmp_path
+):
     store = LocalStore(tmp_path / "store")
 
     def pins_of(run_id: str) -> Pins:
         record = find_record(store, run_id, log=home.said.append)
-        return home.pins_of(d12(), record.upstream if record else {})
+        home.pin(d12(), known=record.upstream if record else {})
+        return home.pins
 
     first = pins_of("d12-1")
     write_run(store, dataclasses.replace(RUN, upstream=first))
     hub.add(TEXT, {"a": b"2"})
     assert pins_of("d12-1") == first
-    assert pins_of("d12-2") != first
-
-
-def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(hub, home, tmp_path):
-    store = LocalStore(tmp_path / "store")
     store.put("runs/d12-1.json", b"half of a rec")
-    assert find_record(store, "d12-1", log=home.said.append) is None
-    pins = home.pins_of(d12(), {})
-    assert pins.keys() == {f"{TEXT}@main", f"{TALKS}@main"}
+    assert pins_of("d12-1") == pins_of("d12-2") != first
     (said,) = home.said
     assert "runs/d12-1.json is damaged" in said
     assert said.endswith("names upstream are resolved again")

@@ -71,8 +71,9 @@ def make(number: str) -> Run:
     return dataclasses.replace(make_run(run), name=name, started=started)
 
 
-def act(store: Store, events: Sequence[str], records: dict[str, RunRecord]) -> None:
+def act(store: Store, events: Sequence[str]) -> None:
     """Do to the store what each event says."""
+    records: dict[str, RunRecord] = {}
     for event in events:
         verb, number = event.split()
         if verb == "start":
@@ -97,7 +98,7 @@ def make_sft(number: str) -> Manifest:
 @pytest.mark.parametrize("case", CASES)
 def test_a_name_means_the_run_that_the_table_says(store, case):
     events, artifact, run, newest = CASES[case]
-    act(store, events.split(", "), {})
+    act(store, events.split(", "))
     for ask, expected in ((open_run, run), (open_newest_run, newest)):
         if expected:
             assert ask(store, "tiny").run == make(expected).run
