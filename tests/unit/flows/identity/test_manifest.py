@@ -1,45 +1,22 @@
 """The record of an artifact: read back as written, refused when any part of it cannot be."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
-from flows.identity.fingerprint import fingerprint_of
-from flows.identity.manifest import File, Input, Manifest, digest_of
+from flows.identity.manifest import Manifest, digest_of
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rows import PROVENANCE
+from tests.support.flows.shelf import make_manifest
 
-PREIMAGE: dict[str, Any] = {
-    "stage": "tokenizer",
-    "format": 1,
-    "config": {"tokenizer": {"vocab_size": 512}},
-    "inputs": {"shards": "1" * 64},
-    "code": {"nanochat_core.train.tokenizer": "2" * 64},
-}
-FILES = (
-    File(path="sub/a.json", size=2, sha256="3" * 64, key="tokenizer/x/files/1/sub/a.json"),
-    File(path="tokenizer.tiktoken", size=9, sha256="4" * 64, key="tokenizer/x/files/1/t"),
+MANIFEST = make_manifest(
+    "tokenizer",
+    config={"tokenizer": {"vocab_size": 512}},
+    files={"sub/a.json": "{}", "tokenizer.tiktoken": "123456789"},
+    inputs={"shards": make_manifest("shards")},
+    metrics={"bytes_per_token": 3.5},
+    segments=({"started": 1.0, "ended": 2.5, "device": "cpu"},),
 )
-
-
-def make_manifest(**changes: Any) -> Manifest:
-    manifest = Manifest(
-        stage="tokenizer",
-        fingerprint=fingerprint_of(PREIMAGE),
-        preimage=PREIMAGE,
-        files=FILES,
-        logs=(File(path="events.jsonl", size=1, sha256="5" * 64, key="tokenizer/x/logs/1/e"),),
-        digest=digest_of(FILES),
-        inputs={"shards": Input(fingerprint="6" * 64, digest="1" * 64)},
-        provenance=dataclasses.replace(
-            PROVENANCE,
-            metrics={"bytes_per_token": 3.5},
-            segments=({"started": 1.0, "ended": 2.5, "device": "cpu"},),
-        ),
-        divergences=(),
-    )
-    return dataclasses.replace(manifest, **changes)
+FILES, PREIMAGE = MANIFEST.files, MANIFEST.preimage
 
 
 def read(manifest: Manifest) -> Manifest:
@@ -47,9 +24,8 @@ def read(manifest: Manifest) -> Manifest:
 
 
 def test_a_manifest_is_read_as_it_was_written():
-    manifest = make_manifest()
-    assert read(manifest) == manifest
-    assert read(manifest).to_json() == manifest.to_json()
+    assert read(MANIFEST) == MANIFEST
+    assert read(MANIFEST).to_json() == MANIFEST.to_json()
 
 
 def test_the_digest_is_about_contents_and_not_about_places():
@@ -65,7 +41,7 @@ def test_the_digest_is_about_contents_and_not_about_places():
 @pytest.mark.parametrize("group", ["files", "logs"])
 def test_a_path_that_would_leave_its_directory_is_refused(group, field, path):
     files = (dataclasses.replace(FILES[0], **{field: path}),)
-    manifest = make_manifest(**{group: files})
+    manifest = dataclasses.replace(MANIFEST, **{group: files})
     if group == "files":
         manifest = dataclasses.replace(manifest, digest=digest_of(files))
     with pytest.raises(ArtifactError, match="expected a name in the store"):
@@ -87,5 +63,5 @@ def test_a_path_that_would_leave_its_directory_is_refused(group, field, path):
 )
 def test_parts_that_contradict_each_other_are_refused(changes, why):
     with pytest.raises(ArtifactError, match=why) as caught:
-        read(make_manifest(**changes))
+        read(dataclasses.replace(MANIFEST, **changes))
     assert caught.value.hint
