@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.artifacts.publish import publish
-from flows.artifacts.runs import Run
+from flows.artifacts.runs import Run, new_run
 from flows.identity.fingerprint import Code
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.work import measure_work
@@ -134,14 +134,5 @@ def without(plan: Plan, state: str) -> set[str]:
 
 def make_run(run_id: str) -> Run:
     """The record of a run that starts."""
-    return Run(
-        run=run_id,
-        name="toy",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="running",
-        started="2026-11-21T00:00:00Z",
-        ended=None,
-        stages={},
-    )
+    run = new_run(run_id, "toy", profile="tiny")
+    return dataclasses.replace(run, started="2026-11-21T00:00:00Z")

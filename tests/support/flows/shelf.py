@@ -5,18 +5,20 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts.runs import Run, write_run
+from flows.artifacts.runs import Run, new_run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, identify
-from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.manifest import File, Input, Manifest, digest_of
 from flows.identity.ref import RUN_ID, ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import SHARDS
 from infra.storage.base import ObjectInfo, Store, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
+from tests.support.flows.rows import PROVENANCE
 
 SECONDS_TO_MEET = 100.0  # of readers that are expected to ask at the same time
 CREATED = "2026-11-21T06:00:00Z"
@@ -57,7 +59,7 @@ def make_manifest(
         logs=(_file(stage, fingerprint, "logs", "events.jsonl", "{}"),),
         digest=digest_of(made),
         inputs=sources,
-        provenance=_provenance(**provenance),
+        provenance=replace(PROVENANCE, **{"created": CREATED, "metrics": {}, **provenance}),
         divergences=(),
         accepted=accepted,
     )
@@ -88,18 +90,14 @@ def put_run(
     store: Store, run: str, *manifests: Manifest, name: str = "tiny", **changes: Any
 ) -> Run:
     """Record a run that made these artifacts."""
-    facts: dict[str, Any] = {
-        "run": run,
-        "name": name,
-        "profile": "tiny",
-        "depth": None,
-        "overrides": (),
-        "status": "finished",
-        "started": _started(run),
-        "ended": CREATED,
-        "stages": {manifest.stage: manifest.fingerprint for manifest in manifests},
-    }
-    record = Run(**{**facts, **changes})
+    record = replace(
+        new_run(run, name, profile="tiny"),
+        status="finished",
+        started=_started(run),
+        ended=CREATED,
+        stages={manifest.stage: manifest.fingerprint for manifest in manifests},
+    )
+    record = replace(record, **changes)
     write_run(store, record)
     return record
 
@@ -179,19 +177,6 @@ class Counting(LocalStore):
         finally:
             with self._lock:
                 self._at_once -= 1
-
-
-def _provenance(**changes: Any) -> Provenance:
-    facts: dict[str, Any] = {
-        "run": "tiny-1",
-        "owner": "o",
-        "epoch": 1,
-        "created": CREATED,
-        "git_commit": None,
-        "metrics": {},
-        "segments": (),
-    }
-    return Provenance(**{**facts, **changes})
 
 
 def _file(stage: str, fingerprint: str, folder: str, path: str, content: str | bytes) -> File:
