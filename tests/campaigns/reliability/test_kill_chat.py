@@ -16,10 +16,8 @@ from flows.stages import CHAT_MODELS
 from nanochat_core.job import Job
 from tests.campaigns.reliability.test_kill_training import land_kills
 from tests.support.campaigns import Campaign
-from tests.support.nanochat_core.train.fixtures import Bench, Pipeline, pipeline
+from tests.support.nanochat_core.train.fixtures import Bench
 from tests.support.reliability.small_training import reported
-
-__all__ = ["pipeline"]
 
 pytestmark = pytest.mark.torch
 
@@ -38,17 +36,17 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stage", [stage.name for stage in CHAT_MODELS])
 def test_kills_change_nothing(
-    pipeline: Pipeline, tmp_path: Path, stage: str, campaign: Campaign
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, stage: str, campaign: Campaign
 ) -> None:
     inputs: dict[str, Path] = {}
     if stage == "rl":
-        bench = Bench(pipeline, tmp_path)
+        bench = Bench(tmp_path_factory, tmp_path)
         inputs["task_data"] = bench.done("task_data", "sums", section=DATA)[0].output
         sft, _ = bench.done("sft", "knows-some", inputs=inputs, section=SECTIONS["sft"])
         inputs["sft"] = sft.output
 
     def make(directory: Path) -> Job:
-        bench = Bench(pipeline, directory.parent)
+        bench = Bench(tmp_path_factory, directory.parent)
         resources = {"save_every_steps": 5, "eval_every_steps": 20}
         job = bench.job(stage, directory.name, inputs=inputs, section=SECTIONS[stage], **resources)
         job.write()

@@ -23,9 +23,9 @@ STEPS = 10
 MODEL = shape_of(32, 32, 128, 128, vocab_size=512)
 
 
-def job_in(pipeline, directory):
-    """Return the job in a directory."""
-    job = Bench(pipeline, directory).job("pretrain", section={"num_steps": STEPS})
+def job_in(bench):
+    """Return the job in a bench's directory."""
+    job = bench.job("pretrain", section={"num_steps": STEPS})
     entry = "tests.support.nanochat_core.train.pretrain_from_noise"
     return dataclasses.replace(job, entry=entry, config={**job.config, "model": MODEL.tree()})
 
@@ -35,9 +35,9 @@ def losses(job):
 
 
 @pytest.fixture(scope="module")
-def alone(pipeline, tmp_path_factory):
+def alone(tmp_path_factory):
     """The losses of one process that is never stopped, by step."""
-    job = job_in(pipeline, tmp_path_factory.mktemp("alone"))
+    job = job_in(Bench(tmp_path_factory, tmp_path_factory.mktemp("alone")))
     Bench.run(job)
     return losses(job)
 
@@ -58,8 +58,8 @@ def run_in_parts(job, parts):
     [[(2, None)], [(2, 3), (1, 3), (4, None)]],
     ids=["two processes", "two, then one, then four"],
 )
-def test_every_loss_is_that_of_one_process(parts, alone, pipeline, tmp_path):
-    job = job_in(pipeline, tmp_path)
+def test_every_loss_is_that_of_one_process(parts, alone, bench):
+    job = job_in(bench)
     run_in_parts(job, parts)
     assert list(alone) == list(range(1, STEPS + 1))
     assert alone[STEPS] < alone[1] - 0.5  # so that there is something to compare

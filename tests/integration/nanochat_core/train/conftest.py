@@ -1,5 +1,5 @@
-"""Fixtures of tests.support.nanochat_core.train.fixtures."""
+"""Fixture of tests.support.nanochat_core.train.fixtures."""
 
-from tests.support.nanochat_core.train.fixtures import bench, pipeline
+from tests.support.nanochat_core.train.fixtures import bench
 
-__all__ = ["bench", "pipeline"]
+__all__ = ["bench"]

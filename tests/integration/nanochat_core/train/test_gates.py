@@ -92,11 +92,11 @@ def test_facts_that_cannot_be_read_are_named(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def confident(pipeline, tmp_path_factory):
+def confident(tmp_path_factory):
     """Train a chat model that is sure of sums and spelling, and knows nothing else."""
     names = ("arithmetic", "spelling")
     mixture = [{"task": name, "num_examples": 40, "epochs": 60} for name in names]
-    bench = Bench(pipeline, tmp_path_factory.mktemp("confident"))
+    bench = Bench(tmp_path_factory, tmp_path_factory.mktemp("confident"))
     job, metrics = bench.done("midtrain", section={"mixture": mixture})
     assert metrics["val_loss"] < 0.5 * math.log(512)
     return job.output

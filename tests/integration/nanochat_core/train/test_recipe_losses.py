@@ -51,7 +51,7 @@ RECIPE = Recipe(num_steps=STEPS, warmup_steps=4, momentum_warmup_steps=6, **SIZE
 
 
 @pytest.fixture(scope="module")
-def job(pipeline, tmp_path_factory):
+def job(tmp_path_factory):
     """Return a job of pretraining on rows of the text."""
     root = tmp_path_factory.mktemp("recipe")
     tokenizer = Tokenizer.train(iter([TEXT]), vocab_size=VOCAB)
@@ -63,7 +63,7 @@ def job(pipeline, tmp_path_factory):
         scaling.pretrain_schedule(), warmup_steps=4, momentum_warmup_steps=6
     )
     section = {"num_steps": STEPS, "total_batch_size": ROWS * LENGTH, "eval_tokens": LENGTH}
-    job = Bench(pipeline, root).job("pretrain", inputs=inputs, section=section)
+    job = Bench(tmp_path_factory, root).job("pretrain", inputs=inputs, section=section)
     config = {
         "seed": SEED,
         "numerics": scaling.numerics("fp32").tree(),

@@ -48,11 +48,14 @@ OVERRIDES = (
 )
 
 
-class Pipeline:
-    """The artifacts of the small pipeline, each made when a test first asks for it."""
+class Bench:
+    """Runs stages of the small pipeline in folders below `directory`.
 
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        self.factory = factory
+    The pipeline's own artifacts are made when a test first asks for them.
+    """
+
+    def __init__(self, factory: pytest.TempPathFactory, directory: Path) -> None:
+        self.factory, self.directory = factory, directory
 
     @cached_property
     def config(self) -> RunConfig:
@@ -80,7 +83,7 @@ class Pipeline:
         self, folder: str, names: tuple[str, ...], inputs: dict[str, Path]
     ) -> dict[str, Path]:
         def make(root: Path) -> None:
-            outputs, bench = dict(inputs), Bench(self, root)
+            outputs, bench = dict(inputs), Bench(self.factory, root)
             for stage in (stage for stage in STAGES if stage.name in names):
                 job = bench.job(stage.name, stage.name, inputs=outputs)
                 bench.run(job)
@@ -88,27 +91,6 @@ class Pipeline:
 
         root = made_once(folder, self.factory, make)
         return inputs | {name: root / name / "output" for name in names}
-
-
-class Bench:
-    """Runs stages of the small pipeline in folders below `directory`."""
-
-    def __init__(self, pipeline: Pipeline, directory: Path) -> None:
-        self.pipeline, self.directory = pipeline, directory
-
-    @property
-    def config(self) -> RunConfig:
-        return self.pipeline.config
-
-    @property
-    def data(self) -> dict[str, Path]:
-        """Outputs of every stage before training, by name."""
-        return self.pipeline.data
-
-    @property
-    def models(self) -> dict[str, Path]:
-        """`data`, and the outputs of pretrain, midtrain and sft."""
-        return self.pipeline.models
 
     def job(
         self,
@@ -214,14 +196,9 @@ def are_even(task: str, graded: Sequence[tuple[Any, str]]) -> list[bool]:
     return [len(answer) % 2 == 0 for _, answer in graded]
 
 
-@pytest.fixture(scope="session")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    return Pipeline(tmp_path_factory)
-
-
 @pytest.fixture
-def bench(pipeline: Pipeline, tmp_path: Path) -> Bench:
-    return Bench(pipeline, tmp_path)
+def bench(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Bench:
+    return Bench(tmp_path_factory, tmp_path)
 
 
 def made_once(
