@@ -60,7 +60,6 @@ GUARDS = {
         tests/integration/nanochat_core/engine/test_scheduler.py""",
     "optimizer": """
         tests/integration/nanochat_core/optim/test_updates.py
-        tests/integration/nanochat_core/optim/test_january.py
         tests/integration/nanochat_core/optim/test_optimizer.py
         tests/integration/nanochat_core/optim/test_sharded.py""",
     "packing": """

@@ -230,65 +230,42 @@ def test_fp16_is_refused_with_its_reason(tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
-def _their_tokenizer(directory):
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    """A tokenizer trained on Python's own text, and transformers' reading of it."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)
-
-
-@pytest.fixture(scope="module")
-def fast(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tokenizer")
-    write_transformers_tokenizer(a_tokenizer(), directory, context=256)
-    return _their_tokenizer(directory)
-
-
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory):
-    """A tokenizer trained on Python's own text, and transformers' reading of it."""
-    text = "\n".join(
-        Path(module.__file__).read_text(encoding="utf-8")
-        for module in (shutil, subprocess, os)
-        if module.__file__
-    )
+    files = (Path(module.__file__) for module in (shutil, subprocess, os))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
     ours = Tokenizer.train(iter([text, "naïve Ångström 数字 12345 don't"] * 2), vocab_size=2000)
-    directory = tmp_path_factory.mktemp("learnt")
+    directory = tmp_path_factory.mktemp("tokenizer")
     write_transformers_tokenizer(ours, directory, context=256)
-    return ours, _their_tokenizer(directory)
+    return ours, AutoTokenizer.from_pretrained(directory)
 
 
-def is_plain(text):
-    """Without what transformers reads as a special token, or no UTF-8 can hold."""
-    return not any(name in text for name in SPECIAL_TOKENS)
-
-
-PIECES = ["self.", "12", "345", "'ll", "é", "数", "=="]
-TEXTS = st.one_of(
-    st.text(alphabet=st.characters(exclude_categories=["Cs"])),
-    st.text(alphabet="abcdefgh theron'sdmtlve 0123456789.,!?\n\r\t-_()=\"", max_size=200),
-    st.lists(
-        st.sampled_from(["def ", "return", "  ", "\n\n", "    if ", *PIECES]),
-        max_size=40,
-    ).map("".join),
-).filter(is_plain)
+PIECES = ["def ", "return", "  ", "\n\n", "    if ", "self.", "12", "345", "'ll", "é", "数", "=="]
+LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("abcdefgh theron's 01,\n\r\t")
+    "abcdefgh theron's 012.,\n\r\t"
+)
+TEXTS = st.lists(st.sampled_from(PIECES) | LETTERS, max_size=100).map("".join)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(text=TEXTS)
-def test_ids_are_ours(learnt, text):
-    ours, theirs = learnt
+@given(text=TEXTS.filter(lambda text: "<|" not in text))  # what transformers reads as a special one
+def test_ids_are_ours(tokenizers, text):
+    ours, theirs = tokenizers
     expected = ours.encode(text)
     assert theirs(text)["input_ids"] == expected
     assert theirs.decode(expected) == text
 
 
-def test_special_tokens_are_single_ids(fast):
-    tokenizer = a_tokenizer()
+def test_special_tokens_are_single_ids(tokenizers):
+    ours, theirs = tokenizers
     for name in SPECIAL_TOKENS:
-        assert fast.convert_tokens_to_ids(name) == tokenizer.special(name)
-        assert fast(name)["input_ids"] == [tokenizer.special(name)]
-    ends = (tokenizer.bos, tokenizer.special("<|assistant_end|>"))
-    assert (fast.bos_token_id, fast.eos_token_id) == ends
+        assert theirs.convert_tokens_to_ids(name) == ours.special(name)
+        assert theirs(name)["input_ids"] == [ours.special(name)]
+    ends = (ours.bos, ours.special("<|assistant_end|>"))
+    assert (theirs.bos_token_id, theirs.eos_token_id) == ends
 
 
 SYSTEM = {
@@ -303,18 +280,18 @@ SYSTEM = {
 
 
 @pytest.mark.parametrize("name", ["system", *sorted(TASKS)])
-def test_the_template_renders_what_we_render(fast, name):
-    ours = a_tokenizer()
+def test_the_template_renders_what_we_render(tokenizers, name):
+    ours, theirs = tokenizers
     examples = (example_of(name, seed) for seed in range(PER_TASK)) if name in TASKS else [SYSTEM]
     for conversation in examples:
         ids, mask = render_conversation(ours, conversation, max_tokens=10**6)
-        got = fast.apply_chat_template(
+        got = theirs.apply_chat_template(
             conversation["messages"], return_dict=True, return_assistant_tokens_mask=True
         )
         assert got["input_ids"] == ids
         assert got["assistant_masks"] == mask
         assert any(mask)
-        prompt = fast.apply_chat_template(
+        prompt = theirs.apply_chat_template(
             prompt_of(conversation)["messages"], add_generation_prompt=True, return_dict=True
         )
         assert prompt["input_ids"] == render_for_completion(ours, conversation)
@@ -333,6 +310,6 @@ ASKED = {"role": "user", "content": "x"}
         ([ASKED, {"role": "assistant", "content": [{"type": "image", "text": "x"}]}], "not image"),
     ],
 )
-def test_what_we_would_not_render_the_template_refuses(fast, messages, message):
+def test_what_we_would_not_render_the_template_refuses(tokenizers, messages, message):
     with pytest.raises(Exception, match=message):
-        fast.apply_chat_template(messages)
+        tokenizers[1].apply_chat_template(messages)

@@ -16,7 +16,6 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
-from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.model.tables import gradient
 from nanochat_core.optim import sharded
 from nanochat_core.optim.sharded import Optimizer
@@ -196,28 +195,6 @@ def check_training(world: World, root: Path, device: torch.device = CPU) -> None
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-def check_matrices(world: World) -> None:
-    """Two ranks add the gradients of matrices to their sums, which are then those of one rank."""
-    found: list[dict[str, Tensor]] = []
-    with (
-        mock.patch.object(matrix_gradient, "DEVICES", {"cpu"}),
-        mock.patch.object(matrix_gradient, "MIN_SIDE", 16),
-        mock.patch.object(
-            matrix_gradient, "add_in_torch", wraps=matrix_gradient.add_in_torch
-        ) as add,
-    ):
-        for one in (world, ALONE):
-            model = make_model("bf16")
-            optimizer = Optimizer(model, RATES, precision="bf16", world=one)
-            train(optimizer, model, one, range(1))
-            found.append(optimizer.gather())
-    # Each rank half of the rows, and then all: 6 matrices of 3 layers.
-    assert add.call_count == (ROWS // 2 + ROWS) * 6 * 3
-    if world.is_first:
-        worst = differences(*found)
-        assert worst["momentum"] < 1e-6, worst
-
-
 def save_two(world: World, root: Path, precision: str) -> None:
     """Two ranks: save after STEPS, go on to the bit with what was saved."""
     model = make_model(precision)
@@ -287,7 +264,6 @@ def run(job: Job) -> dict[str, Any]:
             check_training(world, root)
             with adding_lookups():
                 check_training(world, root)
-            check_matrices(world)
             check_overlap(world)
         for precision in ("fp32", "bf16"):
             if size == 2:
