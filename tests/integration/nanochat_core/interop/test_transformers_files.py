@@ -245,8 +245,6 @@ def tokenizers(tmp_path_factory):
 
 PIECES = ["def ", "return", "  ", "\n\n", "    if ", "self.", "12", "345", "'ll", "é", "数", "=="]
 LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("abcdefgh theron's 01,\n\r\t")
-    "abcdefgh theron's 012.,\n\r\t"
-)
 TEXTS = st.lists(st.sampled_from(PIECES) | LETTERS, max_size=100).map("".join)
 
 
