@@ -1,17 +1,18 @@
 import json
 import math
-import shutil
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat_core.data.row_files import Rows, write_index
+from nanochat_core.data.row_files import Rows
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.progress import read_events
+from tests.support.nanochat_core.row_files import write_rows
 
 pytestmark = pytest.mark.torch
 
@@ -54,7 +55,7 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
             tokenizer.token_bytes(),
             num_tokens=128,
             batch_size=1,
-            world=World(rank=0, local_rank=0, size=1),
+            world=ALONE,
         )
         assert metrics[f"{split}_bpb"] == pytest.approx(
             expected, abs=1e-5
@@ -86,29 +87,19 @@ def test_two_runs_leave_the_same_bytes(make):
         assert first == second
 
 
-def _rows_of(sequence_len, rows_dir, directory):
-    """Write the same ids as rows of another length."""
-    shutil.copytree(rows_dir, directory)
-    index = json.loads((directory / "rows.json").read_text())
-    whole = {split: (directory / f"{split}.rows").read_bytes() for split in ("train", "val")}
-    for split, data in whole.items():
-        (directory / f"{split}.rows").write_bytes(data * 10)
-        index[f"num_{split}"] = len(data) * 10 // (2 * (sequence_len + 1))
-        size = index[f"num_{split}"] * 2 * (sequence_len + 1)
-        (directory / f"{split}.rows").write_bytes((data * 10)[:size])
-    write_index(directory, {**index, "sequence_len": sequence_len})
-    return directory
+def test_rows_of_another_length_than_the_models_are_reported(make, tokenizer, tmp_path):
+    def rows_of(length):
+        ids = np.arange(3 * (length + 1)).reshape(3, -1) % tokenizer.vocab_size
+        return write_rows(tmp_path / f"rows-{length}", tokenizer, {"train": ids, "val": ids})
 
-
-def test_rows_of_another_length_than_the_models_are_reported(make, rows_dir, tmp_path):
     config = {"base_eval": {**CONFIG["base_eval"], "prompts": []}}
     job = make("short", config=config)
     base.run(job)
     assert (job.output / "samples.jsonl").read_bytes() == b""  # of no prompts
     said = [e["text"] for e in read_events(job.events) if "text" in e]
     assert any("sequence_len 32, the model reads 256" in text for text in said)
-    job = make("fit", inputs={"rows": _rows_of(256, rows_dir, tmp_path / "fit_rows")})
+    job = make("fit", inputs={"rows": rows_of(256)})
     base.run(job)
     assert not any("sequence_len" in e.get("text", "") for e in read_events(job.events))
     with pytest.raises(DataError, match="sequence_len 257, the model reads 256"):
-        base.run(make("long", inputs={"rows": _rows_of(257, rows_dir, tmp_path / "long_rows")}))
+        base.run(make("long", inputs={"rows": rows_of(257)}))

@@ -5,11 +5,9 @@ import torch
 
 from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.distributed import ALONE
 
 pytestmark = pytest.mark.torch
-
-ALONE = World(rank=0, local_rank=0, size=1)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from nanochat_core.evaluate import chat
 from nanochat_core.evaluate import generate as generate_answers
 from nanochat_core.evaluate.generate import accuracy, converse, greedy_answers
 from nanochat_core.evaluate.multiple_choice import likeliest_letters
-from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train import rl
@@ -144,8 +144,7 @@ def test_accuracy_is_the_share_of_right_answers(model, tokenizer):
     task = Task(name="arithmetic", split="test", examples=[right, other, right, right])
     [answer] = greedy_answers(engine, [right], max_new_tokens=9)
     assert answer == "#### 2"
-    alone = World(rank=0, local_rank=0, size=1)
-    assert accuracy(engine, task, max_new_tokens=9, world=alone) == 0.75
+    assert accuracy(engine, task, max_new_tokens=9, world=ALONE) == 0.75
 
 
 def test_every_turn_is_answered_after_the_models_own_answers_and_all_must_be_right(

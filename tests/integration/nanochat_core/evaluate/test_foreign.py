@@ -1,6 +1,7 @@
-"""A model of transformers answers CORE and lettered choices; a small random GPT-2 stands for all.
+"""A model of transformers answers lettered choices; a small random GPT-2 stands for all.
 
-That its answers to CORE are a straight reading's and nanochat's: tests/integration/bench.
+That its answers to CORE are a straight reading's and nanochat's: tests/integration/bench. What it
+leaves of them: tests/integration/flows/evals.
 """
 
 import importlib.util
@@ -11,13 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from nanochat_core.config import BaseEvalConfig, ChatEvalConfig, EvalTaskConfig
+from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import foreign
 from nanochat_core.evaluate.foreign import open_foreign
 from nanochat_core.job import write_json
 from tasks.kinds import multiple_choice
-from tests.support.nanochat_core.evaluate.core_reference import write_bundle
 from tests.support.nanochat_core.evaluate.gpt2 import BOS, write_gpt2
 from tests.support.small_job import small_job
 
@@ -47,26 +47,21 @@ def question(number, letters="ABCD"):
 
 @pytest.fixture
 def make(weights, tmp_path):
-    """make(section, questions): the job of one evaluation."""
+    """make(questions): the job of one evaluation of chats."""
 
-    def make(section, questions):
+    def make(questions):
         data = tmp_path / "data"
         (data / "arc_easy").mkdir(parents=True)
         lines = [json.dumps(question) + "\n" for question in questions]
         (data / "arc_easy" / "test.jsonl").write_text("".join(lines))
-        write_bundle(data / "core")
         tasks = tuple(
             EvalTaskConfig(name=name, max_examples=99, max_new_tokens=8)
             for name in ("arc_easy", "gsm8k")
         )
-        sections = {
-            "chat_eval": ChatEvalConfig(tasks=tasks, prompts=()),
-            "base_eval": BaseEvalConfig(eval_tokens=1, prompts=(), max_new_tokens=1),
-        }
         job = small_job(
             tmp_path / "job",
-            stage=section,
-            config={section: sections[section].tree()},
+            stage="chat_eval",
+            config={"chat_eval": ChatEvalConfig(tasks=tasks, prompts=()).tree()},
             inputs={"pretrain": weights, "task_data": data},
         )
         job.output.mkdir(parents=True)
@@ -81,7 +76,7 @@ def test_choices_are_answered_by_the_likeliest_letter(make, weights):
     # Pairs of letters: to this model a letter is as likely after one text as after another.
     rng = random.Random(3)
     questions = [question(i, "".join(rng.sample("ABCD", 2))) for i in range(30)]
-    job = make("chat_eval", questions)
+    job = make(questions)
     metrics = foreign.run(job)
     rows = pq.read_table(job.output / "examples.parquet").to_pylist()
     model = AutoModelForCausalLM.from_pretrained(weights).eval()
@@ -110,7 +105,7 @@ def test_choices_are_answered_by_the_likeliest_letter(make, weights):
 
 
 def test_letters_that_are_not_one_token_fail_the_task(make):
-    job = make("chat_eval", [question(1, "AÄ")])
+    job = make([question(1, "AÄ")])
     with pytest.raises(DataError, match="a letter of A, Ä is not one token after a question"):
         foreign.run(job)
 
@@ -124,25 +119,13 @@ def test_letters_that_are_not_one_token_fail_the_task(make):
     ],
 )
 def test_a_chat_template_that_fails_is_one_line(template, reason, make, weights, tmp_path):
-    job = make("chat_eval", [question(1)])
+    job = make([question(1)])
     broken = tmp_path / "broken"
     write_gpt2(broken, window=WINDOW, template=template)
     job.inputs["pretrain"] = broken
     with pytest.raises(DataError) as caught:
         foreign.run(job)
     assert str(caught.value) == f"its chat template fails: {reason}"
-
-
-def test_core_leaves_what_ours_leaves(make):
-    job = make("base_eval", [question(1)])
-    metrics = foreign.run(job)
-    scores = json.loads((job.output / "scores.json").read_text())
-    rows = pq.read_table(job.output / "examples.parquet").to_pylist()
-    assert scores["core"] == metrics["core"]
-    assert scores["intervals"]["core"] == [metrics["core_low"], metrics["core_high"]]
-    assert scores["failed"] == {}
-    assert len(scores["suite"]) == 64
-    assert sum(task["total"] for task in scores["tasks"].values()) == len(rows)
 
 
 def test_without_the_package_there_is_one_line(weights, monkeypatch):

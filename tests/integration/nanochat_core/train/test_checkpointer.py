@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 from nanochat_core.errors import StageError
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime import interrupt
-from nanochat_core.runtime.hardware.distributed import World
+from nanochat_core.runtime.hardware.distributed import ALONE, World
 from nanochat_core.runtime.progress import Progress, read_events
 from nanochat_core.train.loop import checkpointer as checkpointer_module
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
 
 pytestmark = pytest.mark.torch
-ALONE = World(rank=0, local_rank=0, size=1)
 PACE = Throughput(tokens_per_step=1, flops_per_token=1.0, peak_flops=None, dollars_per_hour=0.0)
 
 

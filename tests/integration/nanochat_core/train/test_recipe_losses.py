@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from nanochat_core import scaling
-from nanochat_core.data import row_files
+from nanochat_core.data.row_files import SPLITS, Rows
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.chat import scaled
 from tests.support.nanochat_core.random_gpt import shape_of
+from tests.support.nanochat_core.row_files import write_rows
 from tests.support.nanochat_core.train.fixtures import Bench
 from tests.support.nanochat_core.train.pretrain_from_noise import noise
 from tests.support.nanochat_core.train.recipe_reference import Recipe, token_losses_at
@@ -57,8 +58,8 @@ def job(tmp_path_factory):
     tokenizer = Tokenizer.train(iter([TEXT]), vocab_size=VOCAB)
     (root / "tokenizer").mkdir()
     tokenizer.save(root / "tokenizer")
-    write_rows(root / "rows", tokenizer)
-    inputs = {"rows": root / "rows", "tokenizer": root / "tokenizer"}
+    rows = write_rows(root / "rows", tokenizer, dict.fromkeys(SPLITS, rows_of(tokenizer)))
+    inputs = {"rows": rows, "tokenizer": root / "tokenizer"}
     schedule = dataclasses.replace(
         scaling.pretrain_schedule(), warmup_steps=4, momentum_warmup_steps=6
     )
@@ -75,18 +76,11 @@ def job(tmp_path_factory):
     return dataclasses.replace(job, config=config)
 
 
-def write_rows(directory, tokenizer):
-    """Windows of the text as a rows artifact; each begins with BOS, as rows do."""
+def rows_of(tokenizer):
+    """Return windows of the text as rows; each begins with BOS, as rows do."""
     ids = tokenizer.encode(TEXT)
     starts = [37 * i % (len(ids) - LENGTH) for i in range(60)]
-    rows = np.array([[tokenizer.bos, *ids[start : start + LENGTH]] for start in starts], "<u2")
-    directory.mkdir()
-    for split in row_files.SPLITS:
-        rows.tofile(directory / f"{split}.rows")
-    counts = {"num_train": len(rows), "num_val": len(rows), "tokens": rows.size, "waste": 0.0}
-    identity = {"vocab_size": VOCAB, "tokenizer": tokenizer.digest(), "policy": "default"}
-    shape = {"sequence_len": LENGTH, "dtype": "uint16"}
-    row_files.write_index(directory, {**shape, **identity, **counts})
+    return np.array([[tokenizer.bos, *ids[start : start + LENGTH]] for start in starts])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +99,7 @@ def ours(job):
 
 
 def test_every_loss_is_that_of_the_recipe(job, ours):
-    rows = row_files.Rows.open(job.inputs["rows"], "train")
+    rows = Rows.open(job.inputs["rows"], "train")
     batches = [
         torch.from_numpy(rows.take(rows.step_ids(step, ROWS, SEED))) for step in range(STEPS)
     ]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nanochat_core.data.row_files import write_index
 from nanochat_core.job import Job
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.registry import generate
+from tests.support.nanochat_core.row_files import write_rows
 from tests.support.small_job import one_thread, small_job
 from tests.support.tasks.example_files import write_examples
 
@@ -46,26 +46,9 @@ def model_dir(model, tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def rows_dir(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten training and seven validation rows of 32 targets, special tokens among them."""
-    directory = tmp_path_factory.mktemp("rows")
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 10), ("val", 7)):
-        ids = rng.integers(0, tokenizer.vocab_size, (count, 33)).astype("<u2")
-        ids.tofile(directory / f"{split}.rows")
-    write_index(
-        directory,
-        {
-            "sequence_len": 32,
-            "dtype": "uint16",
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.digest(),
-            "policy": "default",
-            "num_train": 10,
-            "num_val": 7,
-            "tokens": 330,
-            "waste": 0.0,
-        },
-    )
-    return directory
+    rng, size = np.random.default_rng(0), tokenizer.vocab_size
+    rows = {split: rng.integers(0, size, (n, 33)) for split, n in (("train", 10), ("val", 7))}
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows", tokenizer, rows)
 
 
 @pytest.fixture(scope="session")
