@@ -1,12 +1,13 @@
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
-from nanochat_core.config import DatasetConfig, ModelConfig, NumericsConfig, TaskDataConfig
-from nanochat_core.eras import numerics
+from nanochat_core.config import DatasetConfig, ModelConfig, TaskDataConfig
+from nanochat_core.eras import windows_of
 from nanochat_core.errors import ConfigError
-from nanochat_core.scaling import model_for_depth
+from nanochat_core.scaling import model_for_depth, run_for_depth
 from nanochat_core.section import NEUTRAL, Section, check_counts
 
 
@@ -55,57 +56,41 @@ def test_a_tree_from_before_a_field_existed_means_its_neutral_value():
         Text.from_tree({"place": "/here", "content": "x", "other": 1})
 
 
-def dataset(**changes):
-    tree = {"name": "letters", "grade": 1, "num_train": None, "num_test": 0, **changes}
-    return DatasetConfig.from_tree(tree)
+MODEL, RUN = model_for_depth(2), run_for_depth(12)
+DATASET = DatasetConfig(name="letters", grade=1, num_train=None, num_test=0)
+CANNOT_BE = [  # a section, one of its settings, and values that it cannot have
+    *((MODEL, name, [0, -64, 2**31]) for name in ("depth", "width", "num_heads")),
+    (MODEL, "num_kv_heads", [0, -1]),
+    *((MODEL, name, [2**20 + 1]) for name in ("sequence_len", "vocab_size")),
+    (MODEL, "windows", [[2048, -1], [2048, 2**31]]),
+    (RUN.numerics, "precision", ["fp16", "tf32"]),
+    *((RUN.numerics, name, [0.0]) for name in ("softcap", "rotary_base")),
+    *((RUN.numerics, name, [value]) for name, value in (("smear_channels", 0), ("softcap", 30.5))),
+    *((RUN.numerics, "gate_channels", [-12]), (RUN.numerics, "qk_scale", [1e300])),
+    *((RUN.numerics, "norm_eps", [-1.0]), (RUN.numerics, "init_embedding_std", [-0.8])),
+    *((RUN.optimizer, "muon", ["adam", "newton_schulz"]), (RUN.optimizer, "grad_clip", [0.0])),
+    *((RUN.rl, "updates_per_batch", [2]), (RUN.rl, "clip", [0.0]), (RUN.rl, "kl_weight", [-0.1])),
+    *((RUN.rl, "baseline", ["median"]), (RUN.rl, "rollout_precision", ["fp8"])),
+    (RUN.rl, "samples_per_example", [1]),
+    (DATASET, "name", ["", "a/b", "../a", "Letters", ".a", "a b", "-a"]),
+]
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../a", "Letters", ".a", "a b", "-a"])
-def test_a_dataset_has_a_name_that_can_be_a_folders(name):
-    with pytest.raises(ConfigError, match=f"a dataset is called '{name}'"):
-        dataset(name=name)
-
-
-def test_counts_of_a_dataset_are_none_or_not_below_zero():
-    assert dataset().num_train is None
-    data = TaskDataConfig(datasets=(dataset(num_test=-1),))
-    with pytest.raises(ConfigError, match=r"datasets\[0\].num_test is -1, expected at least 0"):
-        check_counts("", data, may_be_zero=("num_test",))
-
-
-def test_a_dataset_is_named_once():
-    with pytest.raises(ConfigError, match=r"datasets names 'letters' 2 times"):
-        TaskDataConfig(datasets=(dataset(), dataset()), core_bundle=None, core_bundle_sha256=None)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, value) for name in ("depth", "width", "num_heads") for value in (0, -64, 2**31)),
-        *(("num_kv_heads", value) for value in (0, -1)),
-        *((name, 2**20 + 1) for name in ("sequence_len", "vocab_size")),
-        ("windows", [2048, -1]),
-        ("windows", [2048, 2**31]),
-    ],
-)
-def test_a_shape_that_no_model_has_is_refused_in_one_line(name, value):
-    tree = model_for_depth(2).tree() | {name: value}
-    with pytest.raises(ConfigError, match=rf"^model\.{name} is -?\d+, expected \d+ to \d+$"):
-        ModelConfig.from_tree(tree)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("softcap", 0.0), ("rotary_base", 0.0), ("norm_eps", -1.0), ("smear_channels", 0)),
-        ("softcap", 30.5),
-        *(("gate_channels", -12), ("qk_scale", 1e300), ("init_embedding_std", -0.8)),
-    ],
-)
-def test_constants_that_no_model_has_are_refused(name, value):
-    tree = numerics("fp32").tree() | {name: value}
-    with pytest.raises(ConfigError, match=rf"^numerics\.{name} is .*, expected .* to "):
-        NumericsConfig.from_tree(tree)
+def test_what_a_setting_cannot_be_is_refused_in_one_line(transcript):
+    for section, name, values in CANNOT_BE:
+        kind = type(section)
+        for value in values:
+            tree = section.tree() | {name: value}
+            transcript.refused(
+                f"{kind.__name__}.{name}={value!r}", ConfigError, kind.from_tree, tree
+            )
+    for pattern in ("", "SXL", "sl"):
+        transcript.refused(f"windows {pattern!r}", ConfigError, windows_of, pattern, 4, 256)
+    datasets = [DATASET.tree()] * 2
+    transcript.refused("twice", ConfigError, TaskDataConfig.from_tree, {"datasets": datasets})
+    data = TaskDataConfig(datasets=(dataclasses.replace(DATASET, num_test=-1),))
+    check = partial(check_counts, may_be_zero=("num_test",))
+    transcript.refused("num_test=-1", ConfigError, check, "", data)
 
 
 def test_an_error_shows_a_long_or_odd_value_on_one_short_line():

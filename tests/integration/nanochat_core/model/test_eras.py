@@ -122,21 +122,3 @@ def test_an_eras_constants_are_nanochats(line):
     else:
         width = int(short)
         assert windows_of("SSSL", 6, 2048, era=era) == (width, width, width, 2048, width, 2048)
-
-
-def test_a_window_pattern_is_short_and_long():
-    assert windows_of("SL", 4, 256) == (128, 256, 128, 256)
-    assert windows_of("S", 3, 256) == (128, 128, 256)
-    for pattern in ("", "SXL", "sl"):
-        with pytest.raises(ConfigError, match="the window pattern is"):
-            windows_of(pattern, 4, 256)
-
-
-@pytest.mark.parametrize(
-    ("precision", "message"),
-    [("fp16", "would lose small gradients: they need loss scaling"), ("tf32", "is 'tf32'")],
-)
-def test_a_precision_that_nothing_runs_in_is_refused(precision, message):
-    with pytest.raises(ConfigError, match=message):
-        numerics(precision)
-    assert [numerics(p).precision for p in ("fp32", "bf16", "fp8")] == ["fp32", "bf16", "fp8"]
