@@ -1,11 +1,9 @@
 """The depth dial against nanochat's numbers, and its parameter counts against the real model."""
 
-import dataclasses
-
 import pytest
 
 from nanochat_core import scaling
-from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
+from nanochat_core.model.shape import head_dim, value_embed_layers
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.scaling_january import january_run, num_heads_for
 
@@ -70,16 +68,6 @@ def test_windows_are_three_short_and_one_long_and_the_last_is_long():
 def test_odd_depths_round_the_width_up_to_whole_heads():
     model = scaling.model_for_depth(5)
     assert (model.width, model.num_heads, head_dim(model)) == (384, 3, 128)
-
-
-def test_every_second_layer_has_a_value_embedding_and_tables_are_padded_to_64():
-    layers = {1: (0,), 2: (1,), 3: (0, 2), 4: (1, 3), 7: (0, 2, 4, 6)}
-    for depth, expected in layers.items():
-        model = scaling.model_for_depth(depth)
-        assert value_embed_layers(model) == expected
-        assert value_embed_layers(dataclasses.replace(model, value_embeds=False)) == ()
-    model = scaling.model_for_depth(5, vocab_size=32_769)
-    assert padded_vocab_size(model) == 32_832
 
 
 # January's dial. depth: width, heads, params M at 65536 tokens, steps, lr of lm_head and wte

@@ -149,18 +149,6 @@ def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(make: Callabl
     assert error < 1e-5
 
 
-def test_the_operators_keep_torchs_rules_for_their_like():
-    one, other = matrix(), table(torch.float32)
-    for case in (one, other):
-        case.sum_gradients(holds=True)
-    rules = partial(torch.library.opcheck, test_utils=("test_schema", "test_faketensor"))
-    handle = one.module.gradient_sum.handle
-    rules(matrix_gradient.add_weight_gradient, (one.grad, one.given.detach(), handle))
-    ordered = table_gradient.sort(other.given, len(other.exact))
-    number = other.module.gradient_sum.number
-    rules(table_gradient.add_lookup_gradient, (other.grad, *ordered, number))
-
-
 @pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
 @every_case
 def test_a_compiled_pass_is_one_graph_that_adds_once_and_sorts_once(make: Callable[..., Case]):
@@ -317,25 +305,3 @@ def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(monkeypatc
     with torch.no_grad():
         model.summed_loss(tokens, tokens.roll(1))
     assert sort.call_count == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")  # torch's compiler has some for what is as it should be
-def test_a_gpu_adds_the_same_gradients_compiled_and_not():
-    device = torch.device("cuda")
-    tokens = torch.randint(60, (4, 16), device=device)
-    found = []
-    for compiled in (False, True):
-        model = make_model(device=device)
-        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
-        if compiled:
-            model.compile_passes()
-        for _ in range(2):
-            optimizer.backward(model.summed_loss(tokens, tokens.roll(1)), last=False)
-            assert model.transformer.wte.weight.grad is None
-        tables = "transformer.wte", "value_embeds"
-        found.append({n: g for n, g in gradients_of(optimizer).items() if n.startswith(tables)})
-    assert len(found[0]) == 3
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-3, msg=name)

@@ -9,13 +9,14 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 from nanochat_core.model.attention import rotate_normalise
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.layers import Linear, mix_residual, relu_square, rms_norm
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.scaling import numerics
-from tests.support.nanochat_core.random_gpt import shape_of
+from tests.support.nanochat_core.random_gpt import randomise, shape_of
 
 REASON = kernels.LIBRARY.unable_here()
 pytestmark = [
@@ -56,21 +57,6 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it():
     assert torch.equal(kernels.multiply(a[77:], b), whole[77:])
 
 
-def test_a_linear_layer_has_the_gradients_of_float64():
-    layer = Linear(96, 130)
-    torch.nn.init.normal_(layer.weight)
-    x = random(2, 50, 96).requires_grad_()
-    assert kernels.usable(x, layer.weight)
-    out, grad = layer(x), random(2, 50, 130)
-    out.backward(grad)
-    exact_x, exact_w = x.detach().double().requires_grad_(), layer.weight.detach().double()
-    exact_w.requires_grad_()
-    exact = F.linear(exact_x, exact_w)
-    exact.backward(grad.double())
-    for got, want in ((out, exact), (x.grad, exact_x.grad), (layer.weight.grad, exact_w.grad)):
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
-
-
 def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
     config = shape_of(8, 32, num_heads=2, vocab_size=128)
     seen = []
@@ -78,13 +64,7 @@ def test_bf16_training_has_fp32_between_its_products_and_evaluation_bf16():
     def note(module, given, out):
         seen.append((type(given[0].grad_fn).__name__, out.dtype))
 
-    models = {}
-    for precision in ("fp32", "bf16"):
-        models[precision] = GPT(config, numerics(precision))
-        models[precision].init_weights(1)
-        with torch.no_grad():
-            for block in models[precision].transformer.h:
-                block.mlp.c_proj.weight.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    models = {p: randomise(GPT(config, numerics(p)), 1, 0.1).train() for p in ("fp32", "bf16")}
     model = models["bf16"]
     model.transformer.h[1].mlp.c_proj.register_forward_hook(note)
     tokens = torch.randint(128, (2, 33), generator=torch.Generator().manual_seed(3))
@@ -112,11 +92,18 @@ def _like(rotary, x):
     return cos.to(x.dtype), sin.to(x.dtype)
 
 
+def _linear(x, weight):
+    layer = Linear(96, 130)
+    layer.dtype = x.dtype
+    return functional_call(layer, {"weight": weight}, (x,))
+
+
 COS_SIN = _rotary(70, 13)
 ROW_KERNELS = {
     "norm": (lambda x: rms_norm(x, 1e-6), [(3, 300, 200)]),
     "norm-of-few": (lambda x: rms_norm(x, 1e-6), [(2, 5, 21)]),
     "relu-square": (relu_square, [(3, 300, 205)]),
+    "linear": (_linear, [(2, 50, 96), (130, 96)]),
     "mix": (mix_residual, [(3, 300, 200), (3, 300, 200), (), ()]),
     "rotary": (lambda x: rotate_normalise(x, _like(COS_SIN, x), 1e-6, 1.2), [(30, 70, 3, 26)]),
 }
@@ -138,7 +125,7 @@ def test_passes_over_rows_and_their_gradients_are_those_of_float64(name):
         leaves = [t.clone().requires_grad_() for t in given]
         assert rows.usable(*leaves)
         out = function(*leaves)
-        assert type(out.grad_fn).__name__.startswith("_")  # a class of rows.py, none of torch
+        assert type(out.grad_fn).__name__.startswith("_")  # a class of ours, none of torch
         out.backward(grad)
         found.append([out, *(leaf.grad for leaf in leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
