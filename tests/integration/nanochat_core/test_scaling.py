@@ -4,7 +4,6 @@ import pytest
 
 from nanochat_core import scaling
 from nanochat_core.model.shape import head_dim, value_embed_layers
-from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.scaling_january import january_run, num_heads_for
 
 # depth: width, heads, value embeddings, params M, scaling params M, tokens B, log2 batch, steps at
@@ -101,28 +100,6 @@ def test_januarys_dial_gives_its_numbers(depth):
     assert set(run.model.windows) == {run.model.sequence_len}
     assert run.pretrain.total_batch_size == 524_288
     assert run.optimizer.muon_lr == 0.02
-
-
-@pytest.mark.parametrize(
-    ("step", "rate", "momentum"),
-    [
-        (0, 1.0, 0.85),
-        (150, 1.0, 0.90),
-        (300, 1.0, 0.95),
-        (12_840, 1.0, 0.95),  # 40 % before the end
-        (17_120, 0.5, 0.95),
-        (21_399, 1 / 8560, 0.95),
-    ],
-)
-def test_januarys_schedule(step, rate, momentum):
-    pretrain = january_run(20).pretrain
-    found = lr_multiplier(step, pretrain.num_steps, pretrain.schedule)
-    assert found == pytest.approx(rate, abs=1e-12)
-    found = muon_momentum(step, pretrain.num_steps, pretrain.schedule)
-    assert found == pytest.approx(momentum, abs=1e-12)
-    sft = january_run(20).sft.schedule
-    assert lr_multiplier(150, 600, sft) == pytest.approx(0.75)
-    assert muon_momentum(0, 600, sft) == pytest.approx(0.95)
 
 
 def test_heads_are_the_divisor_nearest_to_128_channels():

@@ -15,15 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("way", [True, "blocks"], ids=["whole", "by block"])
-def test_compiled_passes_give_the_losses_of_eager_ones(bench, way):
-    """Takes about a minute on a CPU, nearly all of it in the compiler."""
-    jobs = [bench.done("pretrain", str(compile), compile=compile)[0] for compile in (False, way)]
-    losses = [bench.losses(job) for job in jobs]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    assert losses[0] != losses[1]  # else nothing was compiled
-
-
 def test_a_stage_compiled_by_block_resumes_to_the_same_bytes(bench):
     resources = {"compile": "blocks", "determinism": "strict"}
     whole, parts = (bench.job("pretrain", name, **resources) for name in ("whole", "parts"))

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from nanochat_core.data.row_files import Rows
 from nanochat_core.errors import DataError
@@ -43,20 +44,14 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
     losses = pq.read_table(job.output / "losses.parquet").to_pylist()
     for split in ("val", "train"):
         assert scores[f"{split}_bpb"] == metrics[f"{split}_bpb"]
-        rows = [row for row in losses if row["split"] == split]
-        assert [row["place"] for row in rows] == list(range(4))  # 128 tokens, 32 a row
-        nats, num_bytes = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
+        of_split = [row for row in losses if row["split"] == split]
+        assert [row["place"] for row in of_split] == list(range(4))  # 128 tokens, 32 a row
+        nats, num_bytes = (sum(row[name] for row in of_split) for name in ("nats", "bytes"))
         assert nats / math.log(2) / num_bytes == pytest.approx(scores[f"{split}_bpb"], rel=1e-4)
         low, high = scores["intervals"][f"{split}_bpb"]
         assert low < scores[f"{split}_bpb"] < high
-        expected = bits_per_byte(
-            model,
-            Rows.open(rows_dir, split),
-            tokenizer.token_bytes(),
-            num_tokens=128,
-            batch_size=1,
-            world=ALONE,
-        )
+        rows = Rows.open(rows_dir, split)
+        expected = measure(model, tokenizer, rows, num_tokens=128, batch_size=1)
         assert metrics[f"{split}_bpb"] == pytest.approx(
             expected, abs=1e-5
         )  # scores have 5 decimals
@@ -103,3 +98,58 @@ def test_rows_of_another_length_than_the_models_are_reported(make, tokenizer, tm
     assert not any("sequence_len" in e.get("text", "") for e in read_events(job.events))
     with pytest.raises(DataError, match="sequence_len 257, the model reads 256"):
         base.run(make("long", inputs={"rows": rows_of(257)}))
+
+
+# Bits per byte.
+
+
+@pytest.fixture
+def rows(rows_dir):
+    return Rows.open(rows_dir, "val")
+
+
+def straight_line(model, tokenizer, rows, num_rows):
+    """Bits per byte, one target at a time in float64."""
+    nats = num_bytes = 0.0
+    for row in rows.ids[:num_rows].astype(int).tolist():
+        logits = model(torch.tensor([row[:-1]]))[0].double()
+        for position, target in enumerate(row[1:]):
+            if target < tokenizer.vocab_size - 9:
+                nats -= torch.log_softmax(logits[position], dim=-1)[target].item()
+                num_bytes += len(tokenizer.decode_bytes([target]))
+    return nats / math.log(2) / num_bytes
+
+
+def measure(model, tokenizer, rows, *, num_tokens=7 * 32, batch_size=3):
+    return bits_per_byte(
+        model,
+        rows,
+        tokenizer.token_bytes(),
+        num_tokens=num_tokens,
+        batch_size=batch_size,
+        world=ALONE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "batch_size"),
+    [(7 * 32, 7, 3), (10**9, 7, 100), (3 * 32, 3, 1), (3 * 32 + 31, 3, 2), (1, 1, 7)],
+)
+def test_it_is_the_sum_of_bits_over_the_sum_of_bytes(
+    model, tokenizer, rows, num_tokens, num_rows, batch_size
+):
+    found = measure(model, tokenizer, rows, num_tokens=num_tokens, batch_size=batch_size)
+    with torch.no_grad():
+        expected = straight_line(model, tokenizer, rows, num_rows)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_model_stays_in_its_mode(model, tokenizer, rows):
+    try:
+        model.train()
+        measure(model, tokenizer, rows)
+        assert model.training
+    finally:
+        model.eval()
+    measure(model, tokenizer, rows)
+    assert not model.training

@@ -109,12 +109,6 @@ def test_the_logits_are_ours(pair_of, era):
     assert (got - ours).abs().max() <= CLOSE
 
 
-def test_a_model_that_needs_its_code_is_not_loaded_without_trust(tmp_path):
-    export(tmp_path / "out", a_model("2026-03-14"))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        load(tmp_path / "out", trust=False)
-
-
 @pytest.mark.parametrize("era", [JANUARY, "2026-03-14"])
 def test_bf16_weights_are_the_rounded_ones(tmp_path, era):
     model = a_model(era, precision="bf16")

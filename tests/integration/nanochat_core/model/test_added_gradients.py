@@ -21,7 +21,6 @@ from nanochat_core.model.tables import gradient as table_gradient
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from tests.support.nanochat_core.optim.ranks import (
-    CONFIG,
     RATES,
     adding_lookups,
     gradients_of,
@@ -209,15 +208,9 @@ def passes(optimizer, model):
     return {name: t for name, t in gradients_of(optimizer).items() if t.ndim == 2}
 
 
-@pytest.fixture
-def additions(monkeypatch):
-    """Return a mock that counts additions to sums of matrices."""
-    add = mock.Mock(side_effect=matrix_gradient.add_in_torch)
-    monkeypatch.setattr(matrix_gradient, "add_in_torch", add)
-    return add
-
-
-def test_an_optimizer_sums_and_steps_as_with_autograds_gradients(additions, monkeypatch):
+def test_an_optimizer_sums_and_steps_as_with_autograds_gradients(monkeypatch):
+    additions = mock.Mock(side_effect=matrix_gradient.add_in_torch)
+    monkeypatch.setattr(matrix_gradient, "add_in_torch", additions)
     model = make_model("bf16")
     optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
     found = passes(optimizer, model)
@@ -234,29 +227,6 @@ def test_an_optimizer_sums_and_steps_as_with_autograds_gradients(additions, monk
     optimizer.start_reduce_scatter()
     optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
     assert not gradients_of(optimizer)
-
-
-@pytest.mark.filterwarnings("ignore:.*Function.* should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_blocks_compiled_by_themselves_are_as_many_graphs_as_without(additions, monkeypatch):
-    # Here: torch's compiler takes seconds to import.
-    from torch._dynamo.backends.debugging import aot_eager
-
-    same = {"windows": (16, 16, 16), "value_embeds": False, "smear": False, "backout": False}
-    graphs = mock.Mock(side_effect=aot_eager)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs))
-    counts = []
-    for devices in (set(), {"cpu"}):
-        monkeypatch.setattr(matrix_gradient, "DEVICES", devices)
-        torch._dynamo.reset()
-        graphs.reset_mock()
-        model = make_model("bf16", config=dataclasses.replace(CONFIG, **same))
-        optimizer = Optimizer(model, RATES, precision="bf16", world=ALONE)
-        model.compile_passes(by_block=True)
-        passes(optimizer, model)
-        counts.append(graphs.call_count)
-    assert counts[0] == counts[1] < 3
-    assert additions.call_count == 2 * 6 * 3
 
 
 @pytest.mark.parametrize(

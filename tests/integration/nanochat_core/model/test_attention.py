@@ -20,7 +20,6 @@ from nanochat_core.model.attention_backends import (
     Backend,
     difference,
     load_varlen,
-    preferred,
 )
 from nanochat_core.runtime.hardware.distributed import World
 
@@ -191,20 +190,6 @@ def test_a_wrong_gradient_alone_is_noticed():
 
     reason = difference(call, CPU, torch.float32)
     assert reason.startswith("its dk at window 100 is off by")
-
-
-@pytest.mark.parametrize(
-    ("major", "first"),
-    [
-        (8, ["fa2", "varlen", "fa3"]),
-        (9, ["fa3", "cudnn", "fa4", "flex"]),
-        (10, ["fa4", "fa3", "cudnn", "flex"]),
-        (12, ["fa4", "fa3", "cudnn", "flex"]),
-        (None, ["fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]),
-    ],
-)
-def test_what_was_written_for_a_card_comes_first(major, first):
-    assert [backend.name for backend in preferred(BACKENDS, major)][: len(first)] == first
 
 
 def _flash_attention(unlimited, q, k, v, *, causal, window_size):

@@ -1,7 +1,9 @@
 """The optimizer as a whole: which rule a parameter gets, and its state; see test_sharded.py."""
 
+import copy
 import dataclasses
 import math
+import weakref
 
 import pytest
 import torch
@@ -11,7 +13,13 @@ from nanochat_core.optim import sharded
 from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
-from tests.support.nanochat_core.optim.ranks import RATES, gradients_of, make_model, train
+from tests.support.nanochat_core.optim.ranks import (
+    RATES,
+    adding_lookups,
+    gradients_of,
+    make_model,
+    train,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -155,3 +163,62 @@ def test_a_model_serves_one_optimizer_at_a_time():
     Optimizer(model, RATES, precision="bf16", world=ALONE)
     with pytest.raises(AssertionError, match="another optimizer"):
         Optimizer(model, RATES, precision="bf16", world=ALONE)
+
+
+# Parameters whose gradients a backward pass adds to the optimizer's sums by itself.
+
+TABLES = "transformer.wte.weight", "value_embeds.0.weight", "value_embeds.2.weight"
+
+
+def loss_of(model, seed):
+    tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(seed))
+    return model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
+
+
+def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none():
+    model = make_model()
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    modules = model.named_modules()
+    summed = {f"{name}.weight" for name, m in modules if getattr(m, "gradient_sum", None)}
+    assert summed == {*TABLES, "lm_head.weight"}
+    del optimizer
+
+
+def test_a_sum_belongs_to_one_model_and_one_optimizer():
+    model = make_model()
+    assert model.lm_head.gradient_sum is None
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    assert copy.deepcopy(model).lm_head.gradient_sum is None
+    table = model.transformer.wte
+    total, holds = table.gradient_sum.take()
+    assert total.shape == table.weight.shape
+    assert not holds
+    assert table.gradient_sum.take()[1]
+    gone, own = weakref.ref(optimizer), table.gradient_sum
+    other = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    newer = table.gradient_sum
+    assert newer is not own
+    del optimizer, total
+    assert gone() is None
+    assert table.gradient_sum is newer  # the first optimizer's end does not take the second's sum
+    with pytest.raises(AssertionError, match="optimizer of a gradient is gone"):
+        own.take()
+    del other
+
+
+def test_a_model_whose_optimizer_is_gone_has_gradients_and_both_are_freed_at_once():
+    with adding_lookups():
+        loss_of(make_model(), 1).backward()  # torch's first pass imports, and keeps frames
+        model = make_model()
+        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+        optimizer.backward(loss_of(model, 1), last=True)
+        table = model.transformer.wte
+        gone = [weakref.ref(one) for one in (optimizer, table.gradient_sum)]
+        del optimizer
+        assert [one() for one in gone] == [None, None]
+        assert table.gradient_sum is None
+        loss_of(model, 1).backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        gone = [weakref.ref(one) for one in (model, *model.parameters())]
+        del model, table
+        assert not any(one() is not None for one in gone)

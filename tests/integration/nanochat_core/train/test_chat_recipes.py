@@ -1,10 +1,13 @@
 """Both of nanochat's ways to a chat model: midtraining and SFT, as in January 2026, or one SFT."""
 
+import dataclasses
 import shutil
 
 import pytest
+from safetensors import safe_open
 
 from flows.profiles import open_profile
+from nanochat_core.eras import numerics, of_era
 from nanochat_core.model.checkpoint import load_state
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.train.loop import open_loop
@@ -27,16 +30,6 @@ def falling(num_steps, *, after):
     """1 up to a share of the run, then linear to 0 at its end."""
     places = [step / num_steps for step in range(num_steps)]
     return [1.0 if place <= after else (1 - place) / (1 - after) for place in places]
-
-
-@pytest.mark.parametrize("name", ["d20_seed", "d12", "speedrun"])
-def test_midtraining_holds_its_rate_for_four_fifths_and_sft_falls_from_the_start(name):
-    run = open_profile(name).run
-    assert rates(run.midtrain, 1000) == pytest.approx(falling(1000, after=0.8))
-    assert rates(run.sft, 1000) == pytest.approx(falling(1000, after=0.0))
-    assert run.midtrain.lr_fraction == 1.0
-    momenta = [muon_momentum(step, 1000, run.midtrain.schedule) for step in (0, 150, 300, 999)]
-    assert momenta == pytest.approx([0.85, 0.90, 0.95, 0.95])
 
 
 def test_todays_single_sft_is_a_matter_of_settings():
@@ -99,3 +92,41 @@ def test_the_momentum_of_the_model_before_is_resumed(bench, monkeypatch):
     cold, _ = bench.done("sft", "cold")
     warm, cold = load(warm.output), load(cold.output)
     assert any(not warm[k].equal(cold[k]) for k in warm if k.startswith("weight/transformer.h."))
+
+
+# The plain model of January 2026, with its optimizer.
+
+ERA = "2026-01-05"
+
+
+def seed_sections(config):
+    """What makes the run of the tests one of January."""
+    optimizer = dataclasses.replace(
+        config.optimizer, muon="newton_schulz", muon_weight_decay=0.0, grad_clip=0.5
+    )
+    return {
+        "numerics": numerics("fp32", era=ERA).tree(),
+        "model": of_era(config.model, ERA, pattern="L").tree(),
+        "optimizer": optimizer.tree(),
+    }
+
+
+def keys_of(path):
+    with safe_open(path, framework="pt") as file:
+        return set(file.keys())
+
+
+def test_every_stage_trains_the_model_of_january(bench):
+    outputs, metrics = {}, {}
+    for name in ("pretrain", "midtrain", "sft", "rl"):
+        job = bench.job(name, name, inputs=outputs)
+        job.config.update({k: v for k, v in seed_sections(bench.config).items() if k in job.config})
+        metrics[name] = bench.run(job)
+        outputs[name] = job.output
+        names = keys_of(job.output / "model.safetensors")
+        assert len(names) == 2 + 6 * bench.config.model.depth, name
+        state = keys_of(job.output / "optimizer.safetensors")
+        assert not any(key.startswith("second_moment/") for key in state), name
+        assert any(key.startswith("momentum/") for key in state), name
+    assert metrics["pretrain"]["val_bpb"] < metrics["pretrain"]["val_bpb_first"]
+    assert metrics["sft"]["val_loss"] < metrics["midtrain"]["val_loss_first"]
