@@ -52,10 +52,10 @@ HOME = Path(os.environ["NANOCHAT_HOME"])
 @flow(name="nanochat-eval", retries=0)
 def toy(name: str) -> None:
     end_with_worker()
-    (HOME / f"{name}.temporary").write_text(tempfile.gettempdir())
-    (HOME / f"{name}.new").write_text(str(os.getpid()))
-    (HOME / f"{name}.new").rename(HOME / f"{name}.pid")  # so that it is never read half written
-    try:
+    try:  # from here on: once its number can be read, it may be ended at any time
+        (HOME / f"{name}.temporary").write_text(tempfile.gettempdir())
+        (HOME / f"{name}.new").write_text(str(os.getpid()))
+        (HOME / f"{name}.new").rename(HOME / f"{name}.pid")  # it is never read half written
         while not (HOME / f"{name}.go").exists():
             time.sleep(0.1)
     except BaseException:
