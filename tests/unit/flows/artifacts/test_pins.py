@@ -49,18 +49,18 @@ class Waiter:
         return self.did
 
 
-def test_without_a_collection_a_pin_is_one_record(store):
-    assert Waiter(store, looks=0).reserve() == ["record"]
-
-
-def test_a_collection_is_waited_for_and_what_was_said_during_it_is_said_again(store):
-    did = Waiter(store, looks=3).reserve()
-    assert did == ["record", "log", "pause", "pause", "pause", "record"]
-
-
-def test_who_said_it_during_the_next_collection_waits_for_that_too(store):
-    did = Waiter(store, looks=1, again=1).reserve()
-    assert did == ["record", "log", "pause", "record", "log", "pause", "record"]
+@pytest.mark.parametrize(
+    ("looks", "again", "did"),
+    [
+        (0, 0, ["record"]),
+        (3, 0, ["record", "log", "pause", "pause", "pause", "record"]),
+        (1, 1, ["record", "log", "pause", "record", "log", "pause", "record"]),
+    ],
+)
+def test_each_collection_is_waited_for_and_what_was_recorded_during_it_is_recorded_again(
+    store, looks, again, did
+):
+    assert Waiter(store, looks=looks, again=again).reserve() == did
 
 
 def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_lasts(store):

@@ -1,7 +1,6 @@
 """Revoked artifacts: which uses are refused, which are warned of, and what still works."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,8 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import REPORT, STAGES, stages_to_redo
 from infra.storage.base import Store
-from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
-from tests.support.flows.house import House
-from tests.support.flows.shelf import ACCEPTED, Counting
+from tests.support.flows.shelf import ACCEPTED, Counting, make_manifest, put_artifact
 
 WHEN = "2026-11-21T07:00:00Z"
 
@@ -32,19 +29,19 @@ def take_back(store: Store, manifest: Manifest, why: str = "trained on test data
     revoke(store, manifest, why=why, who="ann@desk", when=WHEN)
 
 
-def manifests(house: House) -> dict[str, Manifest]:
-    return {i.stage.name: i.manifest for i in house.plan().stages if i.manifest}
-
-
-@pytest.fixture(scope="module")
-def made(built: House) -> dict[str, Manifest]:
-    return manifests(built)
+@pytest.fixture
+def store(tmp_path: Path) -> Counting:
+    return Counting(tmp_path / "store")
 
 
 @pytest.fixture
-def store(built: House, tmp_path: Path) -> LocalStore:
-    shutil.copytree(built.root.parent / "store", tmp_path / "copy")
-    return LocalStore(tmp_path / "copy")
+def made(store: Counting) -> dict[str, Manifest]:
+    """An artifact of each stage, made from those of its inputs."""
+    made: dict[str, Manifest] = {}
+    for stage in STAGES:
+        inputs = {source.name: made[source.name] for source in stage.inputs}
+        made[stage.name] = put_artifact(store, make_manifest(stage.name, inputs=inputs))
+    return made
 
 
 def test_a_revocation_says_who_when_and_why(store, made):
@@ -69,10 +66,9 @@ def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(store, made):
     assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
 
 
-def test_each_ancestor_is_asked_for_once(store, made, tmp_path):
-    counting = Counting(tmp_path / "copy")
-    ancestors_revoked(counting, made["report"])
-    assert len(counting.gets) == len(set(counting.gets)) == 2 * len(REPORT.inputs)
+def test_each_ancestor_is_asked_for_once(store, made):
+    ancestors_revoked(store, made["report"])
+    assert len(store.gets) == len(set(store.gets)) == 2 * len(REPORT.inputs)
 
 
 def accepted(manifest: Manifest, *origins: str) -> Manifest:

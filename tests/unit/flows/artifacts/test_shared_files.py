@@ -1,6 +1,5 @@
 """An artifact that has files of an earlier one names them there, and they outlive the other."""
 
-import dataclasses
 import random
 from pathlib import Path
 
@@ -8,13 +7,13 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.pins import PINS, find_pin
-from flows.artifacts.publish import MIN_SIZE, publish
+from flows.artifacts.publish import MIN_SIZE
 from flows.artifacts.transfer import scratch_name
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of
+from tests.support.flows.rows import GIGABYTE, identity_of, publish_output
 from tests.support.flows.rubbish import start_collection
 from tests.support.reliability.memory_store import MemoryStore
 
@@ -31,13 +30,7 @@ def identity(count: int) -> Identity:
 
 
 def publish_shards(
-    store: Store,
-    directory: Path,
-    count: int,
-    *,
-    files=None,
-    redo=0,
-    **options,
+    store: Store, directory: Path, count: int, *, files=None, redo=0, **options
 ) -> Manifest:
     """The first `count` shards and their index, or these files, as an artifact."""
     output = directory / f"output-{count}"
@@ -45,15 +38,8 @@ def publish_shards(
     for name, data in (files or dict(list(SHARDS.items())[:count])).items():
         (output / name).write_bytes(data)
     (output / "shards.json").write_text(f"{count}")
-    return publish(
-        store,
-        identity(count).redone(redo),
-        output,
-        logs=[],
-        inputs={},
-        provenance=dataclasses.replace(PROVENANCE, run=f"tiny-{count}"),
-        **options,
-    ).manifest
+    made = publish_output(store, output, identity=identity(count).redone(redo), **options)
+    return made.manifest
 
 
 def keys(manifest: Manifest) -> dict[str, str]:
