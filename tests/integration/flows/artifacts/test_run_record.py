@@ -1,6 +1,5 @@
 """A run's record says what the run uses before it is used, and after a collection once more."""
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from flows.artifacts.runs import RunRecord, find_run
 from flows.building.build import BuildContext, build
+from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease
 from infra.launch.torchrun import StageInterrupted
@@ -24,7 +24,7 @@ def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
     record = RunRecord(store, RUN)
     record.write()
     record.add(ArtifactRef("rows", "a" * 64))
-    assert find_run(store, "tiny-1") == dataclasses.replace(RUN, stages={"rows": "a" * 64})
+    assert find_run(store, "tiny-1") == replace(RUN, stages={"rows": "a" * 64})
     store.delete("runs/tiny-1.json")  # a collection that had not seen it
     record.add(ArtifactRef("rows", "a" * 64))
     record.add(ArtifactRef("sft", "b" * 64))
@@ -33,13 +33,27 @@ def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
 
 
 class Collection:
-    """Begins when the run first says what it uses, and ends when the run waits for it."""
+    """Begins when a run first says what it uses, and ends when the run waits for it.
+
+    The run uses an artifact that an earlier one made.
+    """
 
     def __init__(self, toys: Any, *, deletes: str = "") -> None:
+        self.stage = toys.stage("first")
+        self.made = self.build(toys.context())
+        toys.events.clear()
         self.store = toys.context().store
         self.deletes = deletes
         self.said: list[ArtifactRef] = []
         self.held: HeldLease | None = None
+        context = toys.context("toy-2")
+
+        def watch(stage: str, event: dict[str, Any]) -> None:
+            context.watch(stage, event)
+            if event["kind"] == "waiting" and self.held:
+                self.held.release()
+
+        self.context = replace(context, record=self.record, watch=watch)
 
     def record(self, ref: ArtifactRef) -> None:
         self.said.append(ref)
@@ -48,77 +62,48 @@ class Collection:
             if self.deletes:
                 self.store.delete(f"{ref.prefix}/{self.deletes}")
 
-    def context(self, toys: Any) -> BuildContext:
-        """A run that the collection meets."""
-        context = toys.context("toy-2")
+    def build(self, context: BuildContext) -> Manifest:
+        return build(self.stage, context, {}, force=False).manifest
 
-        def watch(stage: str, event: dict[str, Any]) -> None:
-            context.watch(stage, event)
-            if event["kind"] == "waiting" and self.held:
-                self.held.release()
+    def reuse(self) -> Manifest:
+        """Give the artifact to a run."""
+        from flows.orchestration.pipeline import _reused
 
-        return dataclasses.replace(context, record=self.record, watch=watch)
+        return _reused(self.context, self.made).manifest
 
 
-def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys):
-    stage = toys.stage("first")
-    made = build(stage, toys.context(), {}, force=False).manifest
-    toys.events.clear()
-    collection = Collection(toys)
-    context = collection.context(toys)
-    built = build(stage, context, {}, force=False)
-    assert built.cached
-    assert built.manifest == made
-    assert collection.said == [("first", made.fingerprint)] * 2
+@pytest.mark.parametrize(
+    "use", [lambda met: met.build(met.context), Collection.reuse], ids=["found", "given"]
+)
+def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys, use):
+    met = Collection(toys)
+    assert use(met) == met.made
+    assert met.said == [met.made.ref] * 2
     assert toys.kinds("first") == ["waiting", "cached"]
 
 
 def test_a_run_builds_what_was_collected_while_it_waited(toys):
-    stage = toys.stage("first")
-    made = build(stage, toys.context(), {}, force=False).manifest
-    toys.events.clear()
-    collection = Collection(toys, deletes="manifest.json")
-    context = collection.context(toys)
-    built = build(stage, context, {}, force=False)
-    assert not built.cached
-    assert built.manifest.provenance.run == "toy-2"
-    assert built.manifest.digest == made.digest
+    met = Collection(toys, deletes="manifest.json")
+    built = met.build(met.context)
+    assert built.provenance.run == "toy-2"
+    assert built.digest == met.made.digest
     kinds = toys.kinds("first")
-    assert kinds[0] == "waiting"
-    assert kinds[-1] == "finished"
-
-
-def test_a_given_artifact_is_recorded_again_after_a_collection(toys):
-    from flows.orchestration.pipeline import _reused
-
-    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
-    toys.events.clear()
-    collection = Collection(toys)
-    context = collection.context(toys)
-    assert _reused(context, made).manifest == made
-    assert collection.said == [("first", made.fingerprint)] * 2
-    assert toys.kinds("first") == ["waiting", "cached"]
+    assert (kinds[0], kinds[-1]) == ("waiting", "finished")
 
 
 def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys):
-    from flows.orchestration.pipeline import _reused
-
-    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
-    collection = Collection(toys, deletes="manifest.json")
-    context = collection.context(toys)
-    with pytest.raises(ArtifactError, match=f"{made.name} was deleted from .* by a garbage"):
-        _reused(context, made)
+    met = Collection(toys, deletes="manifest.json")
+    with pytest.raises(ArtifactError, match=f"{met.made.name} was deleted from .* by a garbage"):
+        met.reuse()
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys):
-    stage = toys.stage("first")
-    build(stage, toys.context(), {}, force=False)
-    collection = Collection(toys)
-    context = toys.context("toy-2")
-    context = dataclasses.replace(
-        context,
-        record=collection.record,
-        watch=lambda _, event: context.stop.set() if event["kind"] == "waiting" else None,
-    )
+    met = Collection(toys)
+    stop = met.context.stop
+
+    def watch(stage: str, event: dict[str, Any]) -> None:
+        if event["kind"] == "waiting":
+            stop.set()
+
     with pytest.raises(StageInterrupted, match="the run is being stopped"):
-        build(stage, context, {}, force=False)
+        met.build(replace(met.context, watch=watch))
