@@ -4,9 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.artifacts.checkpoint_records import FORMAT
 from flows.artifacts.checkpoints import (
     commit_of,
     find_steps,
@@ -18,7 +20,7 @@ from flows.artifacts.checkpoints import (
     send,
     settle,
 )
-from flows.identity.records import decode_record
+from flows.identity.records import decode_record, encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
@@ -127,6 +129,12 @@ def place_of(store: LocalStore, job: Job, step: int) -> str:
     return place
 
 
+def record_of(store: LocalStore, job: Job, step: int) -> tuple[str, dict[str, Any]]:
+    """Key and content of the record of the one attempt at a step."""
+    key = f"{place_of(store, job, step)}/COMMIT.json"
+    return key, decode_record(store.get(key), format=FORMAT, where=key)
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "commit"])
 def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
     store, here, there, damage
@@ -168,14 +176,11 @@ def test_sending_again_leaves_what_was_committed_alone(store, here, there):
     assert logged == ["fetching checkpoint step 100/900 from the store"]
 
 
-def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there, monkeypatch):
-    from flows.artifacts import checkpoint_records, checkpoints
-
+def test_a_commit_that_would_leave_its_directory_is_refused(store, here, there):
     send_one(store, here, 100)
-    key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = decode_record(store.get(key), format=checkpoint_records.FORMAT, where=key)
+    key, tree = record_of(store, here, 100)
     tree["files"][0]["path"] = "../../evil"
-    store.put(key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT))
+    store.put(key, encode_record(tree, format=FORMAT))
     logged: list[str] = []
     restore(store, there, log=logged.append)
     assert "passed over" in logged[0]
@@ -259,16 +264,11 @@ def test_a_local_checkpoint_of_another_format_is_refused_and_stays(store, here, 
 
 @pytest.mark.parametrize("part", ["record", "commit"])
 def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(store, here, there, part):
-    from flows.artifacts import checkpoint_records, checkpoints
-
     for step in (100, 200):  # the older one: nothing may prune it
         send_one(store, here, step)
-    key = f"{place_of(store, here, 100)}/COMMIT.json"
-    tree = decode_record(store.get(key), format=checkpoint_records.FORMAT, where=key)
+    key, tree = record_of(store, here, 100)
     tree["commit"]["format"] += part == "commit"
-    store.put(
-        key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT + (part == "record"))
-    )
+    store.put(key, encode_record(tree, format=FORMAT + (part == "record")))
     before = contents(path_of(store, "pretrain"))
     with pytest.raises(StageError, match=ANOTHER_FORMAT) as caught:
         restore(store, there, log=pytest.fail)
