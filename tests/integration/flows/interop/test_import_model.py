@@ -94,26 +94,6 @@ def test_the_same_files_again_are_the_same_artifact(
     assert manifest.provenance.metrics["from_step"] == 100
 
 
-def test_a_plan_that_would_train_a_model_of_a_middle_era_is_refused(store, tmp_path, terminal):
-    directory = a_checkpoint(tmp_path / "chatsft_checkpoints" / "d4", "2026-03-09")
-    pickled = str(directory / "tokenizer" / "tokenizer.pkl")
-    imported(terminal, str(directory), "--name", "theirs", "--tokenizer", pickled)
-    use = ("--use", "sft@theirs")
-    refusals = [
-        terminal.fails(*words, *use)
-        for words in (("plan", "tiny"), ("plan", "tiny", "--until", "rl"), ("stage", "tiny", "rl"))
-    ]
-    for error, hint in refusals:
-        assert error.startswith("rl cannot train sft/")
-        assert error.endswith(", a model of nanochat's era 2026-03-09")
-        assert "--until chat_eval_sft" in hint
-    assert any(
-        "given" in x for x in terminal.said("plan", "tiny", "--until", "chat_eval_sft", *use)
-    )
-    error = terminal.fails("stage", "tiny", "chat_eval_sft", *use)[0]
-    assert error.startswith("chat_eval_sft needs task_data")
-
-
 def test_what_a_person_has_to_say_is_asked_for(nanochats, store, tmp_path, terminal):
     elsewhere = tmp_path / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", elsewhere)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.plan.pinned import open_pinned, stages_before, stages_with
+from flows.plan.pinned import check_trained, open_pinned, stages_before, stages_with
 from flows.stages import CHAT_MODELS, REPORT, STAGES, stage_named, stages_to_redo
 from nanochat_core.errors import ConfigError
 from tests.support.flows.shelf import make_manifest, put_artifact
@@ -71,6 +71,16 @@ def test_artifacts_that_the_last_stage_does_not_need_are_refused(given, until, e
     with pytest.raises(ConfigError, match=error) as caught:
         names_with(given, until=until)
     assert caught.value.hint
+
+
+def test_a_model_of_a_middle_era_is_evaluated_and_not_trained():
+    given = {"sft": make_manifest("sft", metrics={"era": "2026-03-09"})}
+    check_trained(stages_with(given, until="chat_eval_sft"), given)
+    for until in (None, "rl"):
+        error = "rl cannot train sft/.*, a model of nanochat's era 2026-03-09"
+        with pytest.raises(ConfigError, match=error) as caught:
+            check_trained(stages_with(given, until=until), given)
+        assert "--until chat_eval_sft" in (caught.value.hint or "")
 
 
 def test_two_artifacts_of_one_stage_are_refused_and_a_report(store):
