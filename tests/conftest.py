@@ -25,7 +25,7 @@ from infra.prefect.server import Server, client_environment, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.prefect_server import ensure_server
-from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
+from tests.support.infra.storage.s3_server import S3Server, start_s3
 from tests.support.transcripts import transcript
 
 __all__ = ["transcript"]
@@ -42,7 +42,7 @@ TRANSFORMERS = (
     "tests/integration/nanochat_core/evaluate/test_foreign.py",
     "tests/integration/nanochat_core/interop/test_transformers_files.py",
 )
-PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
+PREFECT = "prefect-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
 SHARED = pytest.StashKey[Path]()
 
@@ -71,9 +71,12 @@ def shared(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3_server(shared: Path) -> S3Server:
-    """A running server with the bucket `nanochat`; one for all workers of a run."""
-    return ensure_s3(shared / S3, bucket=BUCKET)
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running server with the bucket `nanochat`."""
+    server = start_s3(tmp_path_factory.mktemp("s3-server"))
+    server.make_bucket(BUCKET)
+    yield server
+    server.kill()
 
 
 @pytest.fixture
@@ -203,12 +206,11 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Stop the servers; their logs stay if a test failed."""
+    """Stop the Prefect server; its logs stay if a test failed."""
     shared = session.config.stash[SHARED]
     if hasattr(session.config, "workerinput"):
         return
     stop_server(shared / PREFECT)
-    stop_s3(shared / S3)
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         shutil.rmtree(shared, ignore_errors=True)
 

@@ -43,7 +43,6 @@ GROUPS = {
         "reliability/test_damage.py",
         "reliability/test_faults.py",
         "reliability/test_races.py",
-        "infra/storage",
     ),
     "power": ("reliability/test_power_cut.py", "reliability/test_syscalls.py"),
     "protocol": (

@@ -47,12 +47,10 @@ from tests.support.flows.fixtures import Toys
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import set_part
 from tests.support.infra.storage.misbehaviour import (
-    CALM,
     NETWORK_FAULTS,
     Fault,
     Kind,
     Request,
-    Storm,
 )
 from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability.verdict import find_artifact
@@ -111,7 +109,7 @@ class Pipeline:
     def run(
         self,
         *faults: Fault,
-        storm: Storm = CALM,
+        storm: float = 0.0,
         seed: int = 0,
         watched: bool = False,
         kind: type[S3Store] = S3Store,
@@ -196,9 +194,9 @@ def try_faults(pipeline: Pipeline, *, trials: int, seed: int) -> list[Outcome]:
     left: dict[Kind, list[int]] = {}  # requests that a kind has not broken yet
     for number in range(trials):
         kind = NETWORK_FAULTS[(number - number // _STORMS) % len(NETWORK_FAULTS)]
-        faults, storm = list[Fault](), CALM
+        faults, storm = list[Fault](), 0.0
         if number % _STORMS == _STORMS - 1:
-            storm = Storm(rate=chance.uniform(*_RATES))
+            storm = chance.uniform(*_RATES)
         else:
             verb = _VERBS.get(kind, ".*")
             requests = left.setdefault(kind, [])

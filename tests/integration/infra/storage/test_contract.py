@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,17 @@ BAD_SERVERS = {
 }
 
 
+def open_linked(path: Path) -> LocalStore:
+    """Return a store whose directory is a link."""
+    path.with_name("linked").mkdir()
+    path.symlink_to("linked")
+    return LocalStore(path)
+
+
 # Stores that need no server: what opens one at a path.
 LOCAL: dict[str, Callable[[Path], Any]] = {
     "local": LocalStore,
+    "linked": open_linked,
     "memory": lambda path: MemoryStore(),
     "simulated": lambda path: Simulated(SimStore),
     "simulated S3": lambda path: Simulated(SimS3Store),
@@ -73,8 +81,8 @@ class Place:
 
     name: str
     store: Store
-    root: str
-    fake: FakeS3 | None
+    root: str = ""
+    fake: FakeS3 | None = None
 
     def key(self, name: str) -> str:
         """A key of the test's own."""
@@ -113,7 +121,7 @@ def server(
         set_part(patch.setattr, PART)
         if request.param in LOCAL:
             path = tmp_path_factory.mktemp("contract") / "store"
-            yield Place(name=request.param, store=LOCAL[request.param](path), root="", fake=None)
+            yield Place(name=request.param, store=LOCAL[request.param](path))
             return
         fake, environment = None, {}
         if request.param == "ministack":
@@ -126,7 +134,7 @@ def server(
         for name, value in environment.items():
             patch.setenv(name, value)
         store = S3Store(f"s3://{BUCKET}/contract-{uuid.uuid4().hex}", retry_policy=IMPATIENT)
-        yield Place(name=request.param, store=store, root="", fake=fake)
+        yield Place(name=request.param, store=store, fake=fake)
         if fake:
             fake.stop()
 
@@ -134,8 +142,7 @@ def server(
 @pytest.fixture
 def place(server: Place) -> Place:
     """A prefix of one's own."""
-    root = f"t{uuid.uuid4().hex[:8]}"
-    return Place(name=server.name, store=server.store, root=root, fake=server.fake)
+    return replace(server, root=f"t{uuid.uuid4().hex[:8]}")
 
 
 def put_file(

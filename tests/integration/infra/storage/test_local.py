@@ -2,7 +2,9 @@
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,8 +13,8 @@ import pytest
 from infra.storage import local, plain_files
 from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
-from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
+from tests.support.infra.deployed import ROOT
 from tests.support.infra.storage.verbs import READS, VERBS
 
 
@@ -31,13 +33,9 @@ def test_many_first_writes_at_once_all_arrive(tmp_path: Path):
 def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, tmp_path: Path):
     store.put("a/b", b"")
     for key in ("none", "a", "a/c", "a/b/c"):
-        for ask in (
-            store.get,
-            store.head,
-            lambda key: store.fetch(key, tmp_path / "target", size=1),
-        ):
+        for use in READS.values():
             with pytest.raises(ObjectNotFound):
-                ask(key)
+                use(store, key, tmp_path / "source")
         if key != "a":
             store.delete(key)
 
@@ -176,22 +174,59 @@ def test_bytes_are_flushed_before_they_get_a_name_and_each_new_name_after(
     assert names == [*new_directories, root / ".tmp" / "*", root, root / "a", root / "a" / "b"]
 
 
-def test_a_url_opens_the_directory_it_names(tmp_path: Path):
-    directory = tmp_path / "my store#1"
-    store = open_store(directory.as_uri())
-    assert store.url == directory.as_uri()
-    store.put("a", b"x")
-    assert (directory / "a").read_bytes() == b"x"
+def swap(store: LocalStore, key: str, data: bytes) -> bool:
+    return store.put_if_same(key, data, version=store.get_stored(key).version)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *("gs://bucket/prefix", "/tmp/store", "", "file://host/x", "file:relative", "file:///a?b"),
-        *("s3://[bucket]/x", "file://[/data", "file:///tmp/a%00b"),
-    ],
-)
-def test_a_url_that_is_no_store_says_what_one_looks_like(url: str):
-    with pytest.raises(StoreError, match="unsupported store URL") as caught:
-        open_store(url)
-    assert "file:///" in (caught.value.hint or "")
+def test_swaps_leave_their_lock_behind_and_nothing_else(store: LocalStore, tmp_path: Path) -> None:
+    temporary = tmp_path / "store" / ".tmp"
+    store.put("a", b"0")
+    version = store.get_stored("a").version
+    assert swap(store, "a", b"1")
+    assert not store.put_if_same("a", b"2", version=version)
+    (temporary / ("0" * 32)).write_bytes(b"1")
+    assert store.abort_stale_uploads(before=0.0) == 0  # another process may be writing it
+    assert store.abort_stale_uploads(before=1e12) == 1
+    assert [path.name for path in temporary.iterdir()] == ["swap.lock"]
+
+
+# Stands still in a swap, with its lock.
+STOPPED = """
+import signal, sys, os
+from pathlib import Path
+from infra.storage import local
+
+store = local.LocalStore(Path(sys.argv[1]))
+version = store.get_stored("a").version
+local.read_plain = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
+store.put_if_same("a", b"late", version=version)
+"""
+
+
+def test_a_process_that_stands_still_in_a_swap_keeps_others_waiting_until_it_is_killed(
+    store: LocalStore,
+) -> None:
+    store.put("a", b"0")
+    command = [sys.executable, "-c", STOPPED, store.url.removeprefix("file://")]
+    with subprocess.Popen(command, cwd=ROOT) as other, ThreadPoolExecutor(1) as pool:
+        os.waitpid(other.pid, os.WUNTRACED)
+        swapped = pool.submit(swap, store, "a", b"1")
+        is_waiting = wait([swapped], timeout=0.2).not_done
+        other.kill()
+        assert is_waiting
+        assert swapped.result(60)
+    assert store.get("a") == b"1"
+
+
+def test_the_lock_is_a_plain_file_that_each_user_of_the_store_may_lock(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    store.put("a", b"0")
+    assert swap(store, "a", b"1")
+    lock = tmp_path / "store" / ".tmp" / "swap.lock"
+    assert lock.stat().st_mode & 0o777 == 0o666
+    lock.unlink()
+    (tmp_path / "outside").write_bytes(b"")
+    lock.symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError, match="refuses"):
+        swap(store, "a", b"2")

@@ -143,21 +143,6 @@ def test_only_what_the_store_names_is_removed_as_unfinished(tmp_path: Path, outs
     assert contents(outside) == before
 
 
-def test_the_directory_of_the_store_may_be_a_link(tmp_path: Path) -> None:
-    (tmp_path / "disk" / "store").mkdir(parents=True)
-    (tmp_path / "mount").symlink_to("disk")
-    (tmp_path / "link").symlink_to("mount/store")
-    store = LocalStore(tmp_path / "link")
-    store.put("a/b", b"one")
-    assert store.put_if_same("a/b", b"two", version=store.get_stored("a/b").version)
-    store.fetch("a/b", tmp_path / "target", size=3)
-    assert (tmp_path / "target").read_bytes() == b"two"
-    assert [entry.key for entry in store.list("a/")] == ["a/b"]
-    assert store.abort_stale_uploads(before=0.0) == 0
-    store.delete("a/b")
-    assert not (tmp_path / "disk" / "store" / "a" / "b").exists()
-
-
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_ours: bool

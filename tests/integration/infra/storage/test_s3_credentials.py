@@ -7,7 +7,7 @@ import pytest
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
-from tests.support.infra.storage.fixtures import IMPATIENT, Rig
+from tests.support.infra.storage.fixtures import IMPATIENT
 from tests.support.infra.storage.s3_server import S3Server
 from tests.support.infra.storage.verbs import VERBS
 
@@ -80,23 +80,3 @@ def test_what_a_user_may_not_is_reported_and_never_taken_for_missing(
     with pytest.raises(StoreError, match="AccessDenied") as caught:
         VERBS[verb](store, "there", tmp_path / "source")
     assert "s3:GetObject" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("is_large", [False, True])
-def test_a_body_damaged_on_its_way_to_a_store_that_checks_signatures_is_sent_again(
-    rig: Rig, *, is_large: bool
-) -> None:
-    rig.store.put("a", b"x")
-    rig.refuse("PUT.*", 403, "SignatureDoesNotMatch", times=1)
-    if is_large:
-        rig.store.upload("a", rig.large)
-    else:
-        rig.store.put("a", b"y")
-    assert rig.data("a") == (rig.large.read_bytes() if is_large else b"y")
-
-
-def test_a_wrong_secret_is_not_tried_eight_times(rig: Rig) -> None:
-    rig.refuse(".*", 403, "SignatureDoesNotMatch")
-    with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
-        rig.store.get("a")
-    assert len(rig.requests) == 1

@@ -1,19 +1,20 @@
 """Objects that are sent in parts are there in the end, or nothing is left of them."""
 
 import os
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from infra.parallel import THREADS
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
-from tests.support.infra.storage.fixtures import IMPATIENT, PART, PARTS, Rig
+from tests.support.flows.waiting import wait_until
+from tests.support.infra.storage.fixtures import IMPATIENT, PARTS, Rig
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Request
 
 
@@ -62,32 +63,20 @@ def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(rig: Rig, 
     assert rig.data("large") == rig.large.read_bytes()
 
 
-# Uploads; asks to be interrupted after some parts went.
-INTERRUPTED = """
-import os, signal, sys
-from pathlib import Path
-from infra.storage.open import open_store
-from tests.support.infra.storage.fixtures import set_part
-
-url, path, part = sys.argv[1:]
-set_part(setattr, int(part))
-counts = []
-def on_bytes(count):
-    counts.append(count)
-    if len(counts) == 4:
-        os.kill(os.getpid(), signal.SIGINT)
-try:
-    open_store(url).upload("large", Path(path), on_bytes=on_bytes)
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-
-
 def test_an_upload_that_is_interrupted_is_aborted_on_the_way_out(rig: Rig) -> None:
-    argv = [sys.executable, "-c", INTERRUPTED, "s3://fake/x", str(rig.large), str(PART)]
-    assert subprocess.run(argv, check=False, timeout=120).returncode == 7
-    assert rig.uploads == rig.objects == {}
-    assert rig.count("PUT partNumber") >= 4
+    number = count()
+
+    def interrupt(request: Request, answer: Callable[[Request], Answer]) -> Answer:
+        if request.verb == "PUT partNumber" and next(number) == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.5)  # the upload must not end before this process notices
+        return answer(request)
+
+    rig.intercept(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rig.store.upload("large", rig.large)
+    wait_until(lambda: rig.uploads == {})  # once the parts that are on their way have arrived
+    assert rig.objects == {}
 
 
 def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(rig: Rig) -> None:

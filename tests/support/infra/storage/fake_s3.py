@@ -1,6 +1,6 @@
 """A small S3 server in this process that can misbehave as real ones and networks do.
 
-`Quirk` is how a server is, `Fault` and `Storm` what happens to single requests. Without them it
+`Quirk` is how a server is, `Fault` what happens to single requests. Without them it
 passes the same contract test as a real server. It checks no signatures; `requests` are all that
 were sent to it, `fired` those that a fault happened to.
 """
@@ -23,14 +23,13 @@ from xml.sax.saxutils import escape
 
 from tests.support.infra.storage.fake_http import serve
 from tests.support.infra.storage.misbehaviour import (
-    CALM,
+    NETWORK_FAULTS,
     Answer,
     FakeError,
     Fault,
     Kind,
     Quirk,
     Request,
-    Storm,
 )
 
 RACE = 1.0  # seconds, between looking and writing, for which a racy store waits for a second
@@ -59,8 +58,8 @@ class Upload:
 class FakeS3:
     """One bucket, in memory."""
 
-    def __init__(self, *quirks: Quirk, faults: Sequence[Fault] = (), bucket: str = "fake") -> None:
-        self.quirks = set(quirks)
+    def __init__(self, *, faults: Sequence[Fault] = (), bucket: str = "fake") -> None:
+        self.quirks: set[Quirk] = set()
         self.faults = list(faults)
         self.requests: list[Request] = []
         self.fired: list[tuple[int, Kind, Request]] = []  # faults that happened, by request
@@ -69,7 +68,7 @@ class FakeS3:
         self.seed = 0
         self.later: list[tuple[int, Request]] = []  # writes to carry out again, and when
         self.connections: set[socket.socket] = set()
-        self._storm = CALM
+        self._storm = 0.0
         self._before: dict[str, Object | None] = {}  # what a key held before its last write
         self.uploads: dict[str, Upload] = {}  # unfinished ones
         self.bucket = bucket
@@ -106,8 +105,11 @@ class FakeS3:
         """Return how many requests of a verb there were for keys with a piece in it."""
         return sum(r.verb == verb and key in r.key for r in self.requests)
 
-    def arm(self, *faults: Fault, storm: Storm = CALM, seed: int = 0) -> None:
-        """Count anew, with these faults. Connections and writes to be repeated are dropped."""
+    def arm(self, *faults: Fault, storm: float = 0.0, seed: int = 0) -> None:
+        """Count anew, with these faults; `storm` is the share of requests that meet a random one.
+
+        Connections and writes to be repeated are dropped.
+        """
         self._disconnect()
         with self._lock:
             self.requests, self.fired, self.later = [], [], []
@@ -132,8 +134,10 @@ class FakeS3:
             self._repeat(again)
         # Each fault counts the requests that match it, whether another one comes first or not.
         firing = [fault for fault in self.faults if fault.fires(request)]
-        storm = self._storm.draw(random.Random(f"{self.seed} storm {number}"))
-        return number, firing[0] if firing else storm
+        chance = random.Random(f"{self.seed} storm {number}")
+        if not firing and chance.random() < self._storm:
+            firing = [Fault(kind=chance.choice(NETWORK_FAULTS))]
+        return number, firing[0] if firing else None
 
     def _repeat(self, request: Request) -> None:
         with contextlib.suppress(FakeError):

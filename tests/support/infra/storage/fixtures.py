@@ -26,10 +26,9 @@ IMPATIENT = RetryPolicy(tries=8, first_wait=0.005, longest_wait=0.05)
 class Rig(FakeS3):
     """A fake S3 server, a store on it, and a file of PARTS parts."""
 
-    def __init__(self, directory: Path, *ways: Quirk | Fault) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
         self.directory = directory
-        self.misbehave(*ways)
 
     @cached_property
     def store(self) -> S3Store:

@@ -1,6 +1,5 @@
 """How servers that speak S3 differ from AWS, and what happens to single requests."""
 
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -117,21 +116,6 @@ class Fault:
                 return False
             self.fired += 1
             return True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storm:
-    """Happens to any request with a probability, of a random kind."""
-
-    rate: float
-    kinds: tuple[Kind, ...] = NETWORK_FAULTS
-
-    def draw(self, chance: random.Random) -> Fault | None:
-        """Return what happens to one request."""
-        return Fault(kind=chance.choice(self.kinds)) if chance.random() < self.rate else None
-
-
-CALM = Storm(rate=0.0)
 
 
 @dataclass(kw_only=True)

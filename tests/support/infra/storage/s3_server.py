@@ -8,7 +8,6 @@ permissions are. It forgets unfinished multipart uploads when it stops.
 """
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -23,15 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-from filelock import FileLock
-
+from nanochat_core.worker import die_with_parent
 from tests.support.infra.ports import quiet_port
 
-RECORD = "server.json"  # of a shared server: address and process
 READY_WITHIN = 120  # seconds; it takes 0.3 on an idle machine
 KEY, SECRET, REGION = "test", "test", "us-east-1"
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass
@@ -40,7 +35,7 @@ class S3Server:
 
     endpoint: str
     directory: Path
-    process: Any  # Popen, or psutil's of a server that another process started
+    process: subprocess.Popen[bytes]
 
     @property
     def port(self) -> int:
@@ -127,36 +122,11 @@ def server_environment(directory: Path, port: int) -> dict[str, str]:
     }
 
 
-def ensure_s3(directory: Path, *, bucket: str) -> S3Server:
-    """Return the server of `directory`, started unless it runs; it survives this process."""
-    directory.mkdir(exist_ok=True)
-    record = directory / RECORD
-    with FileLock(directory / "start.lock"):
-        if record.exists():
-            endpoint, pid = json.loads(record.read_text())
-            return S3Server(endpoint, directory, psutil.Process(pid))
-        server = start_s3(directory, dies_with_parent=False)
-        server.process.returncode = 0  # else Popen warns that the process outlives it
-        record.write_text(json.dumps([server.endpoint, server.process.pid]))
-        server.make_bucket(bucket)
-        return server
-
-
-def stop_s3(directory: Path) -> None:
-    """Stop the server of `directory` if one was started."""
-    record = directory / RECORD
-    with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
-        process = psutil.Process(json.loads(record.read_text())[1])
-        process.kill()  # nothing of it is needed any more
-        process.wait(120)
-
-
-def start_s3(
-    directory: Path, port: int | None = None, *, dies_with_parent: bool = True
-) -> S3Server:
+def start_s3(directory: Path, port: int | None = None) -> S3Server:
     """Start a server that keeps its objects in `directory`, and wait until it answers.
 
-    Started again with the same directory and port it has the same objects.
+    Started again with the same directory and port it has the same objects. It ends with the thread
+    that starts it.
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
@@ -169,8 +139,7 @@ def start_s3(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=not dies_with_parent,
-            preexec_fn=_die_with_parent if dies_with_parent and sys.platform == "linux" else None,
+            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL),
         )
     server = S3Server(endpoint=f"http://127.0.0.1:{port}", directory=directory, process=process)
     deadline = time.monotonic() + READY_WITHIN
@@ -180,10 +149,6 @@ def start_s3(
             raise RuntimeError(f"the S3 server does not start:\n{log.read_text()[-2000:]}")
         time.sleep(0.05)
     return server
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _answers(endpoint: str) -> bool:

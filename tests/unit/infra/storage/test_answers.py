@@ -25,8 +25,8 @@ def refusal(code: str, status: int, message: str = "", **headers: str) -> boto.C
     return boto.ClientError(answer, "Verb")
 
 
-def put(*errors: Exception) -> None:
-    """Write to a store that has worked, whose client raises these errors and then answers."""
+def put(*errors: Exception, has_worked: bool = True) -> None:
+    """Write to a store whose client raises these errors and then answers."""
     left = iter(errors)
 
     def put_object(**_: Any) -> dict[str, str]:
@@ -38,7 +38,7 @@ def put(*errors: Exception) -> None:
     store = S3Store("s3://bucket/p", retry_policy=policy)
     store.client = SimpleNamespace(meta=SimpleNamespace(endpoint_url=ENDPOINT))
     store.client.put_object = put_object
-    store.has_accepted = True
+    store.has_accepted = has_worked
     store.put("a/b", b"")
 
 
@@ -100,6 +100,13 @@ def test_what_will_not_pass_is_reported_at_once_with_its_remedy(
     found = refused(error)
     assert hint in found[1]
     assert found[0].startswith(f"store s3://bucket/p refuses to put a/b: {code_of(error)}: ")
+
+
+def test_a_wrong_secret_is_reported_at_once() -> None:
+    """Of a store that has worked it is a body that was damaged on its way."""
+    with pytest.raises(StoreError) as caught:
+        put(refusal("SignatureDoesNotMatch", 403), ValueError("asked again"), has_worked=False)
+    assert "wrong secret for this access key" in (caught.value.hint or "")
 
 
 REFUSED = "<Connection object at 0x7f>: Failed: [Errno 111] Connection refused"
