@@ -23,7 +23,6 @@ from tests.campaigns.end_to_end.small import DEPTH, PLACE, SECONDS, SETTINGS, st
 from tests.campaigns.end_to_end.test_walk import BEFORE_FAILURE, FAILING, NAME
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
 from tests.support.deployments.prefect_api import wait_until
-from tests.support.infra.stack.attempts import log_in
 from tests.support.infra.stack.live import LiveStack
 
 WINDOW: ViewportSize = {"width": 1280, "height": 900}
@@ -46,7 +45,9 @@ class Visitor:
         """Type the password that `nanochat up` prints to a terminal."""
         password = find_password(self.stack.home)
         assert password is not None
-        log_in(self.page, self.stack.api.url, password)
+        self.page.goto(self.stack.api.url.removesuffix("/api"))
+        self.page.get_by_placeholder("admin:pass").fill(password)
+        self.page.get_by_role("button", name="Login").click()
         expect(self.page.get_by_text("Dashboard").first).to_be_visible()
 
     def go(self, path: str) -> None:

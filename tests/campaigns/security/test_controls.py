@@ -14,7 +14,6 @@ from infra.storage.s3.store import S3Store
 from tests.campaigns.security import model, page, store
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.stack.attempts import (
-    try_api_as_another_user,
     try_files_as_another_user,
     try_wrong_passwords,
 )
@@ -51,11 +50,9 @@ def test_a_server_without_a_password_gets_through_the_attempts(tmp_path: Path, m
     try:
         wait_for_server(tmp_path, server)
         outcome = try_wrong_passwords(server.api_url, {})
-        asked = try_api_as_another_user(server.api_url) if os.geteuid() == 0 else None
     finally:
         stop_server(tmp_path)
-    assert any(n.startswith("GET /admin") and s == "status 200" for n, s in outcome.items())
-    assert asked is None or any("200" in what for what in asked.values())
+    assert any(n.startswith("/admin") and s == "status 200" for n, s in outcome.items())
 
 
 @needs_root

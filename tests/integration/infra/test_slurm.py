@@ -26,45 +26,15 @@ def text(name: str) -> str:
     return SCRIPTS[name].read_text()
 
 
-def asked(name: str) -> dict[str, str]:
-    """What the script asks of sbatch."""
-    lines = re.findall(r"(?m)^#SBATCH --(\S+)$", text(name))
-    return {option: value for option, _, value in (line.partition("=") for line in lines)}
-
-
-def started(name: str) -> list[str]:
-    """The command of ours that the script starts, each variable as a number."""
-    line = re.search(
-        r"(?m)(?:exec )?(nanochat (?:run|stage) [^'&\n)]+)", text(name).split("set -")[1]
-    )
-    assert line
-    words = shlex.split(line[1])
-    filled = {"run": ["tiny"], "stage": ["pretrain", "d32"]}[name]
-    place = words.index("$@")
-    rest = (re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in words[place + 1 :])
-    return [*words[:place], *filled, *(re.sub(r"^\$\w+$", "1", word) for word in rest)]
-
-
-@BOTH
-def test_the_shell_can_read_it(name: str) -> None:
-    assert text(name).startswith("#!/bin/bash\n")
-    subprocess.run(["bash", "-n", SCRIPTS[name]], check=True)
-
-
 @BOTH
 def test_the_script_gets_a_signal_before_its_time_is_over_and_is_requeued(name: str) -> None:
-    options = asked(name)
+    options = dict(re.findall(r"(?m)^#SBATCH --([^\s=]+)=?(\S*)$", text(name)))
     seconds = re.fullmatch(r"B:TERM@(\d+)", options["signal"])
     assert seconds
     assert int(seconds[1]) >= MIN_GRACE
     assert "requeue" in options
     assert options["open-mode"] == "append"  # else a restart erases what was said before
     assert options["ntasks-per-node"] == "1"
-
-
-@BOTH
-def test_its_command_is_one_that_there_is(name: str) -> None:
-    assert mistake(started(name)) is None
 
 
 @BOTH
@@ -148,6 +118,13 @@ class SlurmJob:
 @pytest.fixture
 def job(tmp_path: Path) -> SlurmJob:
     return SlurmJob(tmp_path)
+
+
+@BOTH
+def test_its_command_is_one_that_there_is(name: str, job: SlurmJob) -> None:
+    started = re.search(r"(?m)^started (.+)$", job.run(name, "exit 0").out)
+    assert started
+    assert mistake(["nanochat", *shlex.split(started[1])]) is None
 
 
 @BOTH

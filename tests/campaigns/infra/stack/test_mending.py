@@ -8,17 +8,33 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
 from tests.support.campaigns import Campaign
+from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.live import LiveStack, wait_for
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(7200)]
 
 MAX_SECONDS = 120.0  # without those that `nanochat up` takes, which a busy machine multiplies
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """A stack that is up, one for all tests."""
+    directory = tmp_path_factory.mktemp("stack")
+    stack = LiveStack(directory / "home")
+    try:
+        done = stack.up("--port", str(quiet_port()))
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+        stack.deploy_toy()
+        yield stack
+    finally:
+        stack.down()
+    assert stack.processes() == []
 
 
 def pid_of(live: LiveStack, name: str) -> int:

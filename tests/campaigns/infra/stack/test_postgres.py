@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.infra.stack.live import LiveStack, make_code, wait_for
+from tests.support.infra.stack.live import LiveStack, wait_for
 from tests.support.infra.stack.postgres import PASSWORD, Postgres, running_postgres
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(900)]
@@ -23,7 +23,7 @@ def postgres() -> Iterator[Postgres]:
 def test_a_mistaken_database_is_one_line_and_starts_nothing(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"))
+    stack = LiveStack(tmp_path / "home")
     mistaken = (
         (postgres.prefect_url.replace(PASSWORD, "wrong"), "password authentication failed"),
         (
@@ -45,7 +45,7 @@ def test_a_mistaken_database_is_one_line_and_starts_nothing(
 
 
 def test_a_stack_keeps_its_history_in_postgres(tmp_path: Path, postgres: Postgres) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"))
+    stack = LiveStack(tmp_path / "home")
     try:
         done = stack.up(PREFECT_SERVER_DATABASE_CONNECTION_URL=postgres.prefect_url)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

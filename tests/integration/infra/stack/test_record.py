@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from infra.prefect import logs
-from infra.prefect import server as server_module
 from infra.prefect.access import AUTH, ServerError
 from infra.prefect.logs import last_line, spawn
 from infra.prefect.server import (
@@ -27,12 +26,12 @@ from infra.prefect.server import (
 from infra.prefect.supervisor import supervisor as supervisor_module
 from infra.prefect.supervisor.supervisor import end_workers, supervising
 from infra.prefect.supervisor.workers import worker_command, worker_environment
-from nanochat_core.runtime.process_start import this_process
+from nanochat_core.runtime.process_start import start_of, this_process
 from tests.support.infra.stack.live import wait_for
 
-# A worker with one run, which leads a session as Prefect's runs do. {} is what the run does at
-# SIGTERM. The worker itself would kill it before it has saved.
-WORKER = """
+# What `python -m prefect` finds: a worker with one run, which leads a session as Prefect's runs do.
+# {} is what the run does at SIGTERM. It imports until "go" exists.
+PREFECT = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 
@@ -42,29 +41,33 @@ from pathlib import Path
 from infra.prefect.supervisor.workers import end_with_worker
 
 signal.signal(signal.SIGTERM, {})
+while not Path("go").exists():
+    time.sleep(0.05)
 end_with_worker()
 Path("up").touch()
 time.sleep(600)
 '''
 os.environ["PREFECT__FLOW_RUN_ID"] = "of a run"
 child = subprocess.Popen([sys.executable, "-c", run], start_new_session=True)
+# At SIGTERM Prefect's worker kills its runs before they have saved.
 signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(0)))
-Path("run").write_text(str(child.pid))
+words = (os.getpid(), child.pid, "NANOCHAT_LAUNCHER" in os.environ, *sys.argv[1:])
+Path("new").write_text(" ".join(map(str, words)))
+Path("new").rename("worker")
 time.sleep(600)
 """
-# A run that imports until its worker has died.
-LATE = """
-import os, signal, sys, time
-from pathlib import Path
-from infra.prefect.supervisor.workers import end_with_worker
-
-while not Path("go").exists():
-    time.sleep(0.05)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path("saved").touch()))
-end_with_worker()
-Path("late").touch()
-"""
 SAVES = "lambda *_: sys.exit(Path('saved').touch())"
+SUPERVISOR = """
+import time
+from pathlib import Path
+from infra.prefect.logs import spawn
+from infra.prefect.supervisor.workers import worker_command, worker_environment
+
+home = Path.cwd()
+environment = worker_environment(home, "http://127.0.0.1:1/api")
+child = spawn(worker_command("gpu"), log=home / "gpu.log", environment=environment)
+time.sleep(600)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -86,19 +89,6 @@ def test_one_process_supervises_a_home_and_is_named(tmp_path: Path) -> None:
         assert is_ours
 
 
-ANOTHER = '{"format": 1, "pid": OURS, "start": "1"}'  # it only has our number
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}', ANOTHER]
-)
-def test_a_lock_that_names_no_live_process_is_no_supervisor(tmp_path: Path, text: str) -> None:
-    supervisor_lock(tmp_path).parent.mkdir()
-    supervisor_lock(tmp_path).write_text(text.replace("OURS", str(os.getpid())))
-
-    assert find_supervisor(tmp_path) is None
-
-
 def test_a_server_that_the_supervisor_restarts_is_not_started_by_another_process(
     tmp_path: Path,
 ) -> None:
@@ -106,7 +96,7 @@ def test_a_server_that_the_supervisor_restarts_is_not_started_by_another_process
     write_record(tmp_path, Server(port=1, pid=me.pid, start="another"))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         with supervisor_lock(tmp_path).open("a") as file:
-            start = server_module.start_of(other.pid)
+            start = start_of(other.pid)
             assert start is not None
             replace(me, pid=other.pid, start=start).write(file)
 
@@ -115,36 +105,59 @@ def test_a_server_that_the_supervisor_restarts_is_not_started_by_another_process
         other.kill()
 
 
-@pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a worker whose run does this at SIGTERM; wait until both are up."""
-    started: list[subprocess.Popen[bytes]] = []
+@contextlib.contextmanager
+def started(
+    home: Path, *command: str, at_sigterm: str = SAVES
+) -> Generator[tuple["subprocess.Popen[bytes]", list[str], int]]:
+    """Run a worker, or what starts one; yield it, the worker's words, and the run's process."""
+    (home / "prefect.py").write_text(PREFECT.replace("{}", at_sigterm))
+    environment = {**os.environ, "NANOCHAT_HOME": str(home)}
+    with subprocess.Popen(command, cwd=home, env=environment, start_new_session=True) as process:
+        wait_for((home / "worker").exists, "the run")
+        words = (home / "worker").read_text().split()
+        try:
+            yield process, words, int(words[1])
+        finally:
+            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(words[1]), signal.SIGKILL)
 
-    def start(at_sigterm: str, *words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", WORKER.replace("{}", at_sigterm), *words]
-        started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True))
-        wait_for(lambda: (tmp_path / "up").exists() and (tmp_path / "run").exists(), "the run")
-        return started[-1]
 
-    yield start
-    for worker in started:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int((tmp_path / "run").read_text()), signal.SIGKILL)
+@pytest.mark.parametrize(("at_sigterm", "saves"), [(SAVES, True), ("signal.SIG_IGN", False)])
+def test_a_run_saves_when_its_worker_is_ended_and_is_killed_if_it_ignores_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_sigterm: str, *, saves: bool
+) -> None:
+    if not saves:
+        monkeypatch.setattr(supervisor_module, "SECONDS_TO_SAVE", 0.1)
+    (tmp_path / "go").touch()
+    with started(tmp_path, *worker_command("cpu"), at_sigterm=at_sigterm) as (worker, _, run):
+        wait_for((tmp_path / "up").exists, "the run")
+
+        end_workers([worker])
+
+        assert worker.returncode == -signal.SIGKILL
+        assert (tmp_path / "saved").exists() == saves
+        wait_for(lambda: start_of(run) is None, "the end of the run")
+
+
+def test_a_run_whose_worker_died_during_its_imports_saves_and_ends(tmp_path: Path) -> None:
+    with started(tmp_path, *worker_command("cpu")) as (worker, _, run):
         worker.kill()
         worker.wait()
+        (tmp_path / "go").touch()
+        wait_for(lambda: start_of(run) is None or (tmp_path / "up").exists(), "the run's end")
+        assert (tmp_path / "saved").exists()
 
 
-def test_a_run_saves_when_its_worker_is_ended(
-    tmp_path: Path, start_worker: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    worker = start_worker(SAVES)
-    run = psutil.Process(int((tmp_path / "run").read_text()))
-
-    end_workers([worker])
-
-    assert (tmp_path / "saved").exists()
-    assert worker.returncode == -signal.SIGKILL
-    assert not run.is_running() or run.status() == psutil.STATUS_ZOMBIE
+def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
+    """The program that becomes a worker is killed by the kernel when its parent is killed."""
+    (tmp_path / "go").touch()
+    with started(tmp_path, sys.executable, "-c", SUPERVISOR) as (supervisor, words, _):
+        worker, _, has_launcher, *arguments = words
+        assert arguments[:4] == ["worker", "start", "--pool", "gpu"]
+        assert has_launcher == "False"  # runs that it starts have another launcher
+        supervisor.kill()
+        wait_for(lambda: start_of(int(worker)) is None, "the end of the worker")
 
 
 def test_a_worker_that_has_just_ended_keeps_no_other_from_being_ended() -> None:
@@ -154,79 +167,6 @@ def test_a_worker_that_has_just_ended_keeps_no_other_from_being_ended() -> None:
         end_workers([ended, living])
 
         assert living.returncode == -signal.SIGKILL
-
-
-def test_a_run_that_ignores_the_request_is_killed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    start_worker: Callable[..., subprocess.Popen[bytes]],
-) -> None:
-    monkeypatch.setattr(supervisor_module, "SECONDS_TO_SAVE", 0.1)
-    worker = start_worker("signal.SIG_IGN")
-    run = psutil.Process(int((tmp_path / "run").read_text()))
-
-    end_workers([worker])
-
-    wait_for(
-        lambda: not run.is_running() or run.status() == psutil.STATUS_ZOMBIE, "the end of the run"
-    )
-
-
-def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
-    """The program that becomes a worker is killed by the kernel when its parent is killed."""
-    (tmp_path / "prefect.py").write_text(  # what `python -m prefect` finds there
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        'told = f\'{os.getpid()} {" ".join(sys.argv[1:])} {"NANOCHAT_LAUNCHER" in os.environ}\'\n'
-        "Path('new').write_text(told)\n"
-        "Path('new').rename('up')\n"
-        "time.sleep(600)\n"
-    )
-    code = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from infra.prefect.logs import spawn\n"
-        "from infra.prefect.supervisor.workers import worker_command, worker_environment\n"
-        "home = Path.cwd()\n"
-        "environment = worker_environment(home, 'http://127.0.0.1:1/api')\n"
-        "child = spawn(worker_command('gpu'), log=home / 'gpu.log', environment=environment)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as supervisor:
-        wait_for((tmp_path / "up").exists, "the worker")
-        pid, *words = (tmp_path / "up").read_text().split()
-        worker = psutil.Process(int(pid))
-        assert words[:4] == ["worker", "start", "--pool", "gpu"]
-        assert words[-1] == "False"  # runs that it starts have another launcher
-        supervisor.kill()
-
-    wait_for(lambda: not worker.is_running(), "the end of the worker")
-
-
-def test_a_run_whose_worker_died_during_its_imports_saves_and_ends(tmp_path: Path) -> None:
-    (tmp_path / "prefect.py").write_text(  # a worker; see above
-        f"run = {LATE!r}\n"
-        "import os, subprocess, sys, time\n"
-        "from pathlib import Path\n"
-        "os.environ['PREFECT__FLOW_RUN_ID'] = 'of a run'\n"
-        "run = subprocess.Popen([sys.executable, '-c', run], start_new_session=True)\n"
-        "Path('new').write_text(str(run.pid))\n"
-        "Path('new').rename('run')\n"
-        "time.sleep(600)\n"
-    )
-    environment = {**os.environ, "NANOCHAT_HOME": str(tmp_path)}
-    command = worker_command("cpu")
-    with subprocess.Popen(command, cwd=tmp_path, env=environment) as worker:
-        wait_for((tmp_path / "run").exists, "the run")
-        worker.kill()
-    (tmp_path / "go").touch()
-    run = psutil.Process(int((tmp_path / "run").read_text()))
-    try:
-        wait_for(lambda: not run.is_running() or (tmp_path / "late").exists(), "the run's end")
-        assert (tmp_path / "saved").exists()
-    finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            run.kill()
 
 
 def test_a_long_log_is_renamed_when_its_process_starts_again(
@@ -262,12 +202,14 @@ def test_workers_know_their_home_and_never_the_database(
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql://me:hidden@db/x")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "user:hidden")
-    monkeypatch.setenv("PREFECT_API_KEY", "of somebody else's server")
+    monkeypatch.setenv("PREFECT_API_KEY", "of another server")
+    monkeypatch.setenv(AUTH, "ours")
 
     environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")
 
     assert environment["NANOCHAT_HOME"] == str(tmp_path)
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert environment[AUTH] == "ours"
     assert "PREFECT_API_KEY" not in environment
     assert not [value for value in environment.values() if "hidden" in value]
     assert "http" not in " ".join(worker_command("gpu"))

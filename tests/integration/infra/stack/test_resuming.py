@@ -1,7 +1,6 @@
-"""A supervisor resumes the deployed runs whose process died: each once, no others, not for ever."""
+"""What a supervisor asks of a real Prefect server; tests/unit has what it decides."""
 
 import itertools
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -59,73 +58,42 @@ def watched(server: Server, api: PrefectApi, monkeypatch: pytest.MonkeyPatch) ->
     return Watched(api, server, monkeypatch)
 
 
-def test_a_crashed_run_is_resumed_once_and_others_stay_as_they_are(watched: Watched) -> None:
-    crashed = watched.run("running", "crashed")
-    others = {
+def test_only_deployed_runs_of_our_flows_that_crashed_are_resumed_and_each_once(
+    watched: Watched,
+) -> None:
+    flow = watched.api.post("/flows/", {"name": f"another-{uuid4().hex}"})["id"]
+    body = {"flow_id": watched._flow["id"], "name": "x", "tags": [AUTO_RESUME]}
+    of_a_command = watched.api.post("/flow_runs/", {**body, "state": {"type": "CRASHED"}})["id"]
+    pools = [f"{kind}-{uuid4().hex}" for kind in ("process", "kubernetes")]
+    for pool in pools:
+        kind = pool.partition("-")[0]
+        watched.api.post("/work_pools/", {"name": pool, "type": kind, "base_job_template": {}})
+    process, cluster = (watched.run("pending", tags=(), work_pool_name=pool) for pool in pools)
+    failing = watched.run("running", "crashed")
+    watched.api.patch(f"/flow_runs/{failing}/labels", {RESUMES: MAX_RESUMES})
+    expected = {
+        watched.run("running", "crashed"): "AwaitingRetry",
         watched.run("running", "crashed", tags=()): "Crashed",
         watched.run("running", "failed"): "Failed",
         watched.run("running", "cancelled"): "Cancelled",
         watched.run("running", "completed"): "Completed",
+        watched.run("running"): "Running",  # of one without heartbeats silence says nothing
+        # A cancelled run whose process died ends so, unless it was retried since.
+        watched.run("running", "cancelling", "crashed", "crashed"): "Cancelled",
+        watched.run("running", "cancelling", "cancelled", "running", "crashed"): "AwaitingRetry",
+        watched.run("pending", "cancelling"): "Cancelled",
+        failing: "Failed",
+        process: "Crashed",
+        cluster: "Pending",  # where it may wait for a node
+        watched.run("running", "crashed", flow_id=flow): "Crashed",
+        of_a_command: "Crashed",
     }
-    watched.poll()
-    assert watched.state(crashed) == "Crashed"
-    for _ in range(3):
-        watched.poll(after=11)
-    assert watched.state(crashed) == "AwaitingRetry"
-    assert len(watched.said) == 1
-    assert {run: watched.state(run) for run in others} == others
-
-
-def test_a_crash_that_is_reported_again_has_to_settle_again(watched: Watched) -> None:
-    run = watched.run("running", "crashed")
-    watched.poll()
-    watched.poll(after=6)
-    watched.api.set_state(run, "crashed", "the second report")
-    watched.poll(after=5)
-    assert watched.state(run) == "Crashed"
-    watched.poll(after=11)
-    assert watched.state(run) == "AwaitingRetry"
-
-
-def test_what_is_decided_while_the_watch_looks_at_it_stays(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cancelled, resumed = (watched.run("running", "crashed") for _ in range(2))
-    watched.poll()
-
-    def end_task_runs(api_url: str, run: str, why: str) -> None:
-        watched.api.set_state(run, "cancelled" if run == cancelled else "running")
-
-    monkeypatch.setattr(runs, "end_task_runs", end_task_runs)
-    watched.poll(after=11)
-    assert [watched.state(cancelled), watched.state(resumed)] == ["Cancelled", "Running"]
-
-
-def test_a_run_whose_process_died_during_a_cancel_is_cancelled(watched: Watched) -> None:
-    died = watched.run("running", "cancelling", "crashed", "crashed")
-    retried = watched.run("running", "cancelling", "cancelled", "scheduled", "running", "crashed")
-    never_began = watched.run("pending", "cancelling")
-    watched.poll()
-    watched.poll(after=11)
-    assert [watched.state(died), watched.state(retried)] == ["Cancelled", "AwaitingRetry"]
-    assert watched.state(never_began) == "Cancelled"
-
-
-def test_a_run_that_gets_no_further_is_failed_after_ten_resumes(watched: Watched) -> None:
-    run = watched.run("running", "crashed")
-    for number in range(1, MAX_RESUMES + 1):
-        watched.poll()
-        watched.poll(after=11)
-        assert watched.state(run) == "AwaitingRetry"
-        assert watched.api.get(f"/flow_runs/{run}")["labels"][RESUMES] == number
-        watched.api.set_state(run, "crashed")
-    watched.poll()
-    watched.poll(after=11)
-    state = watched.api.state(run)
-    assert state["name"] == "Failed"
-    assert state["message"].startswith("it was resumed 10 times and got no further\nhint: ")
-    watched.poll(after=11)
-    assert watched.state(run) == "Failed"
+    for seconds in (0, 11, 290, 11):
+        watched.poll(after=seconds)
+    assert {run: watched.state(run) for run in expected} == expected
+    assert sum("resumed after a crash" in line for line in watched.said) == 2
+    message = watched.api.state(failing)["message"]
+    assert message.startswith("it was resumed 10 times and got no further\nhint: ")
 
 
 def begin(run: str, monkeypatch: pytest.MonkeyPatch, *reached: int | None) -> None:
@@ -160,92 +128,22 @@ def test_a_built_stage_or_a_later_checkpoint_begins_the_count_anew(
     assert counts == [1, 2, 0, 1, 0]
 
 
-def test_what_the_dead_process_began_ends_on_the_pages(
-    watched: Watched, server: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_silent_run_is_crashed_unless_it_ends_while_the_watch_looks_at_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(runs, "end_task_runs", lambda url, run, why: ended.append(run))
-    crashed = {watched.run("running", "crashed", tags=tags) for tags in ((AUTO_RESUME,), ())}
-    watched.poll()
-    for _ in range(2):
-        watched.poll(after=11)
-    assert sorted(ended) == sorted(crashed)
-
-
-@pytest.fixture
-def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have a run's process send another heartbeat."""
-    beats: dict[str, str] = {}
-    monkeypatch.setattr(runs, "_heartbeats", lambda url, ids, since: beats)
-
-    def send(run: str) -> None:
-        beats[run] = uuid4().hex
-
-    return send
-
-
-def test_a_run_without_heartbeats_is_crashed_and_one_that_sends_them_is_not(
-    watched: Watched, beat: Callable[[str], None]
-) -> None:
-    dead, alive = watched.run("running", tags=()), watched.run("running")
-    resumed, mute = watched.run("running"), watched.run("running")
-    beat(dead)
-    beat(resumed)
-    for _ in range(5):
-        beat(alive)
-        watched.poll(after=29)
-    assert [watched.state(dead), watched.state(alive)] == ["Crashed", "Running"]
-    assert watched.api.state(dead)["message"] == "no heartbeat for 90 s"
-    assert watched.state(resumed) == "AwaitingRetry"  # at once: no worker reports it again
-    assert watched.state(mute) == "Running"  # of one that never sent any, silence says nothing
-
-
-def test_a_run_that_is_not_started_is_crashed_sooner_in_a_pool_of_processes(
-    watched: Watched,
-) -> None:
-    pools = [f"{kind}-{uuid4().hex}" for kind in ("process", "kubernetes")]
-    for pool in pools:
-        kind = pool.partition("-")[0]
-        watched.api.post("/work_pools/", {"name": pool, "type": kind, "base_job_template": {}})
-    process, cluster = (watched.run("pending", tags=(), work_pool_name=pool) for pool in pools)
-    watched.poll()
-    watched.poll(after=299)
-    assert [watched.state(process), watched.state(cluster)] == ["Pending", "Pending"]
-    watched.poll(after=2)
-    assert [watched.state(process), watched.state(cluster)] == ["Crashed", "Pending"]
-    watched.poll(after=3300)
-    assert watched.state(cluster) == "Crashed"
-
-
-def test_a_silent_run_that_ends_while_the_watch_looks_at_it_is_left_alone(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, beat: Callable[[str], None]
-) -> None:
-    run = watched.run("running")
-    beat(run)
+    silent, ending = watched.run("running", tags=()), watched.run("running", tags=())
+    monkeypatch.setattr(runs, "_heartbeats", lambda *_, **__: dict.fromkeys((silent, ending), "1"))
     watched.poll()
     is_set = runs.set_state
 
     def set_state(api_url: str, run: str, *state: Any) -> bool:
-        watched.api.set_state(run, "completed")
+        if run == ending:
+            watched.api.set_state(run, "completed")
         return is_set(api_url, run, *state)
 
     monkeypatch.setattr(runs, "set_state", set_state)
-    monkeypatch.setattr(runs, "end_task_runs", lambda *run: pytest.fail("it has ended itself"))
     watched.poll(after=91)
-    assert watched.state(run) == "Completed"
-
-
-def test_runs_of_other_flows_and_of_commands_are_left_alone(watched: Watched) -> None:
-    flow = watched.api.post("/flows/", {"name": f"another-{uuid4().hex}"})["id"]
-    other = watched.api.post("/deployments/", {"name": "other", "flow_id": flow})
-    stranger = watched.api.start(other).json()["id"]
-    of_a_command = watched.api.post(
-        "/flow_runs/", {"flow_id": watched._flow["id"], "name": "x", "state": {"type": "RUNNING"}}
-    )["id"]
-    watched.api.set_state(stranger, "running")
-    watched.poll()
-    watched.poll(after=1000)
-    assert [watched.state(stranger), watched.state(of_a_command)] == ["Running", "Running"]
+    assert [watched.state(silent), watched.state(ending)] == ["Crashed", "Completed"]
 
 
 def test_heartbeats_are_read_from_prefects_events(watched: Watched, server: Server) -> None:

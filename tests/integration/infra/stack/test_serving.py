@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,110 +96,70 @@ def once_up(supervisor: Supervisor, work: Callable[[], object]) -> None:
     supervisor.run(lambda api_url: threading.Thread(target=run, daemon=True).start())
 
 
-def test_a_server_that_ends_is_started_again_on_its_port_and_leaves_no_zombie(
-    tmp_path: Path,
-) -> None:
-    said: list[str] = []
-    seen: list[Server] = []
-
-    def kill() -> None:
-        first = find_server(tmp_path)
-        assert first is not None
-        seen.append(first)
-        os.kill(first.pid, signal.SIGKILL)
-        wait_for(lambda: find_server(tmp_path) not in (None, first), "another server")
-        seen.append(find_server(tmp_path) or first)
-
-    once_up(supervise(tmp_path, said=said), kill)
-
-    first, second = seen
-    assert first.port == second.port
-    assert first.pid != second.pid
-    assert not psutil.pid_exists(first.pid)
-    assert f"server: ended; started again as process {second.pid}" in said
-    assert find_server(tmp_path) is None
-    assert not psutil.pid_exists(second.pid)
-
-
-def count_workers(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Return a list that grows by one with each worker that is started."""
-    started: list[None] = []
-    environment = supervisor_module.worker_environment
-
-    def count(*arguments: Any, **options: Any) -> dict[str, str]:
-        started.append(None)
-        return environment(*arguments, **options)
-
-    monkeypatch.setattr(supervisor_module, "worker_environment", count)
-    return started
-
-
-def test_what_keeps_a_server_from_starting_again_is_logged_and_tried_again(
+def test_what_ends_is_started_again_and_what_keeps_it_from_starting_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    seen: list[Server] = []
+    tries: Counter[str] = Counter()
     fails = threading.Event()
-    tries: list[None] = []
-    workers = count_workers(monkeypatch)
 
-    def start(home: Path, **options: object) -> Server:
+    def start(home: Path, **options: Any) -> Server:
+        tries["server"] += 1
         if fails.is_set():
-            tries.append(None)
             raise ServerError("the disk is full", hint="make room")
-        return start_server(home, **options)  # type: ignore[arg-type]
+        return start_server(home, **options)
+
+    def start_worker(*command: object, **options: object) -> None:
+        tries["worker"] += 1
+        raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(supervisor_module, "start_server", start)
+    monkeypatch.setattr(supervisor_module, "spawn", start_worker)
 
     def kill() -> None:
         fails.set()
         first = find_server(tmp_path)
         assert first is not None
         os.kill(first.pid, signal.SIGKILL)
-        ends = len(workers)
-        wait_for(lambda: len(tries) > 2, "three tries")
-        wait_for(lambda: len(workers) > ends, "a worker")  # of which each ends at once
+        tries.clear()
+        wait_for(lambda: min(tries["server"], tries["worker"]) > 2, "three tries of both")
         fails.clear()
         wait_for(lambda: find_server(tmp_path) is not None, "another server")
+        seen.extend([first, find_server(tmp_path) or first])
 
     once_up(supervise(tmp_path, "gpu", said=said), kill)
 
+    first, second = seen
+    assert first.port == second.port
+    assert first.pid != second.pid
     assert said.count("server: not started: the disk is full; hint: make room") == 1
+    assert said.count("worker gpu: not started: [Errno 28] No space left on device") == 1
+    assert f"server: ended; started again as process {second.pid}" in said
+    assert find_server(tmp_path) is None
+    assert not [pid for pid in (first.pid, second.pid) if psutil.pid_exists(pid)]  # no zombie
 
 
 def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    workers = count_workers(monkeypatch)
-    log = tmp_path / "prefect" / "worker-gpu.log"
-    line = f"worker gpu: ended (1): PermissionError: no room; its log is {log}"
+    started: list[Path] = []
+    spawn = supervisor_module.spawn
+
+    def count(command: Sequence[str], *, log: Path, environment: dict[str, str]) -> Any:
+        started.append(log)
+        return spawn(command, log=log, environment=environment)
+
+    monkeypatch.setattr(supervisor_module, "spawn", count)
 
     once_up(
         supervise(tmp_path, "gpu", said=said),
-        lambda: wait_for(lambda: len(workers) > 3, "three ends"),
+        lambda: wait_for(lambda: len(started) > 3, "three ends"),
     )
 
+    line = f"worker gpu: ended (1): PermissionError: no room; its log is {started[0]}"
     assert said.count(line) == 1
-
-
-def test_a_worker_that_cannot_be_started_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    tries: list[None] = []
-
-    def fail(*command: object, **options: object) -> None:
-        tries.append(None)
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(supervisor_module, "spawn", fail)
-
-    once_up(
-        supervise(tmp_path, "gpu", said=said),
-        lambda: wait_for(lambda: len(tries) > 2, "three tries"),
-    )
-
-    assert said.count("worker gpu: not started: [Errno 28] No space left on device") == 1
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])

@@ -23,7 +23,6 @@ from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.waiting import wait_until
 
 DEADLINE = 400.0  # seconds; a stack comes up in 20 on an idle machine, `up` gives its server 240
-TAGS = ["auto-resume"]
 Kind = Literal["job", "agent", "flow", "worker", "server", "supervisor", "other"]
 # What is on the command line of each kind of process. An agent's names its job's worker too.
 MARKS: dict[Kind, str] = {
@@ -71,7 +70,6 @@ class LiveStack:
         self,
         home: Path,
         *,
-        code: Path | None = None,
         prefix: Sequence[str] = (),  # of each command; it may change the user
         port: int = 4200,  # of `start`
         patience: float = 60.0,  # seconds for a server that does not answer `api`
@@ -81,14 +79,14 @@ class LiveStack:
         self.port = port
         self.patience = patience
         self.api: PrefectApi  # once it has started
-        self.taken_port = 0  # the one that `up` was asked for, and another program had
-        self.temporary = _make_temporary(home.parent / "temporary")
+        self.temporary = make_temporary(home.parent / "temporary")
         self._prefix = prefix
-        ours = ("PREFECT_", "NANOCHAT_")
+        ours, code = ("PREFECT_", "NANOCHAT_"), str(make_code(home.parent / "code"))
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "NANOCHAT_HOME": str(home),
-            "PYTHONPATH": os.pathsep.join([*([str(code)] if code else []), *_python_path()]),
+            # Without empty names, which would be the current directory.
+            "PYTHONPATH": os.pathsep.join(filter(None, [code, os.environ.get("PYTHONPATH")])),
             "TMPDIR": str(self.temporary),
             "OMP_NUM_THREADS": "1",
             **environment,
@@ -100,13 +98,16 @@ class LiveStack:
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the command line."""
         return subprocess.run(
-            [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", *words],
+            self._argv(*words),
             cwd=self._cwd,
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
             timeout=DEADLINE,
         )
+
+    def _argv(self, *words: str) -> list[str]:
+        return [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", *words]
 
     def command(self, *words: str) -> str:
         """Run one command to its end, which must be a good one; return what it printed."""
@@ -137,9 +138,8 @@ class LiveStack:
         """Start `nanochat up`; return what it printed once it is up (exit code 0) or has ended."""
         printed = [self.home.parent / f"up-{name}" for name in ("out", "err")]
         with printed[0].open("w") as out, printed[1].open("w") as err:
-            command = [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", "up", *options]
             process = subprocess.Popen(
-                command,
+                self._argv("up", *options),
                 cwd=self._cwd,
                 env={**self.environment, **environment},
                 stdin=subprocess.DEVNULL,
@@ -153,7 +153,7 @@ class LiveStack:
         )
         texts = [path.read_text() for path in printed]
         assert process.returncode != 0 or "(or Ctrl-C here" in texts[0], "a signal ended it"
-        return subprocess.CompletedProcess(command, process.returncode or 0, *texts)
+        return subprocess.CompletedProcess(process.args, process.returncode or 0, *texts)
 
     def down(self) -> subprocess.CompletedProcess[str]:
         """Run `nanochat down`, and collect the supervisors that were started here."""
@@ -165,9 +165,8 @@ class LiveStack:
     def show(self, *words: str) -> str:
         """Run one command whose output is a terminal; return what it shows."""
         reader, writer = pty.openpty()
-        command = [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", *words]
         subprocess.run(
-            command,
+            self._argv(*words),
             cwd=self._cwd,
             env=self.environment,
             stdout=writer,
@@ -189,11 +188,7 @@ class LiveStack:
 
     def worker(self, pool: str) -> int | None:
         """The pid of the pool's worker, while it lives."""
-        for child in psutil.Process(self.supervisor).children():
-            with contextlib.suppress(psutil.Error):
-                if f"--pool {pool} " in " ".join(child.cmdline()):
-                    return child.pid
-        return None
+        return next((process.pid for process in self.workers_of(pool)), None)
 
     @property
     def workers(self) -> list[int | None]:
@@ -237,7 +232,7 @@ class LiveStack:
                 "flow_id": flow["id"],
                 "entrypoint": "toy_flow.toy",
                 "work_pool_name": "cpu",
-                "tags": TAGS,
+                "tags": ["auto-resume"],
             },
         )
 
@@ -318,12 +313,7 @@ def kill(process: psutil.Process, number: int = signal.SIGKILL) -> bool:
     return True
 
 
-def _python_path() -> list[str]:
-    """Where the tests find the code, if not only in the environment."""
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-
-
-def _make_temporary(directory: Path) -> Path:
+def make_temporary(directory: Path) -> Path:
     """Make a shared directory of temporary files, with Prefect's name for them taken."""
     directory.mkdir(parents=True)
     directory.chmod(0o1777)
@@ -332,15 +322,15 @@ def _make_temporary(directory: Path) -> Path:
 
 
 def make_project(directory: Path) -> Path:
-    """The directory of a person whose project has folders with the names of our packages."""
+    """Make a person's project, which has folders with the names of our packages."""
     for name in ("deployments", "flows", "infra", "nanochat_core", "tasks"):
-        (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / name).mkdir(parents=True)
         (directory / name / "__init__.py").write_text("raise RuntimeError('another project')\n")
     return directory
 
 
 def make_code(directory: Path) -> Path:
-    """A directory for PYTHONPATH with the toy flow in it."""
+    """Make a directory for PYTHONPATH with the toy flow in it."""
     directory.mkdir()
     (directory / "toy_flow.py").write_text(FLOW)
     return directory

@@ -1,5 +1,0 @@
-"""Fixtures of tests.support.infra.stack.fixtures."""
-
-from tests.support.infra.stack.fixtures import live
-
-__all__ = ["live"]
