@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.deployments.test_automations import forget_alerts
 from tests.support.deployments.fixtures import api, deploy, posted
 from tests.support.deployments.prefect_api import PrefectApi
 
@@ -20,13 +19,10 @@ def test_a_pool_whose_worker_is_gone_is_posted(
 ) -> None:
     url, bodies = posted
     deploy(webhook=url)
-    try:
-        worker = {"name": "short-lived", "heartbeat_interval_seconds": 2}
-        api.post("/work_pools/gpu/workers/heartbeat", worker)
-        assert api.get("/work_pools/gpu")["status"] == "READY"
-        deadline = time.monotonic() + 120
-        while not bodies and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert [body for _, body in bodies] == [{"text": "no worker runs for the work pool gpu"}]
-    finally:
-        forget_alerts(api)
+    worker = {"name": "short-lived", "heartbeat_interval_seconds": 2}
+    api.post("/work_pools/gpu/workers/heartbeat", worker)
+    assert api.get("/work_pools/gpu")["status"] == "READY"
+    deadline = time.monotonic() + 120
+    while not bodies and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [body for _, body in bodies] == [{"text": "no worker runs for the work pool gpu"}]

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.pools import wait_until
 
 pytestmark = pytest.mark.prefect
@@ -21,7 +20,9 @@ def test_each_alert_says_in_a_sentence_what_it_does_and_without_an_address_there
         assert automation["description"].endswith("."), automation["name"]
         assert ". " not in automation["description"], automation["name"]
         assert automation["enabled"]
-    forget_alerts(api)
+    shown = json.dumps([ours, api.post("/block_documents/filter", {"limit": 200})])
+    assert posted[0] not in shown, "an address to which any client may post is secret"
+    assert "nanochat-webhook" in shown
 
 
 def test_an_alert_follows_the_code_and_stays_switched_off(deploy, api, posted):
@@ -36,22 +37,12 @@ def test_an_alert_follows_the_code_and_stays_switched_off(deploy, api, posted):
     api.post("/automations/", body)  # two processes that create one at once make two
     assert deploy(webhook=posted[0]).changed == ("nanochat-pool-not-ready",)
     assert deploy(webhook=posted[0]).changed == ()
-    forget_alerts(api)
 
 
 def test_the_flows_that_are_deployed_are_those_whose_runs_are_resumed(deploy):
     from infra.prefect.supervisor.runs import FLOWS
 
     assert {name.partition("/")[0] for name in deploy().deployments} == set(FLOWS)
-
-
-def make_run(api: PrefectApi, name: str, *states: str) -> str:
-    """A run of a deployment that went through these states."""
-    answer = api.start(api.deployment(name))
-    assert answer.status_code == 201
-    for state in states:
-        api.set_state(answer.json()["id"], state)
-    return answer.json()["id"]
 
 
 def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(deploy, api, posted):
@@ -63,32 +54,12 @@ def test_a_failed_run_is_posted_with_its_reason_whatever_is_in_it(deploy, api, p
     }
     assert deploy(webhook=url).changed == ()
     assert deploy().removed == ()  # without the address those that post stay
-    try:
-        run = make_run(api, "nanochat/nanochat", "pending", "running")
-        name = api.get(f"/flow_runs/{run}")["name"]
-        api.set_state(run, "failed", 'it said "no" {{ twice }}\nhint: \\ again')
-        # Runs of other tests fail as well.
-        [(content_type, body)] = wait_until(lambda: [b for b in bodies if name in b[1]["text"]])
-        assert content_type == "application/json"
-        reason = 'it said "no" {{ twice }}\nhint: \\ again'
-        assert body == {"text": f"nanochat failed: {name}: {reason}"}
-    finally:
-        forget_alerts(api)
-
-
-def test_the_address_is_nowhere_to_be_read(deploy, api, posted):
-    url = f"{posted[0]}/s3cr3t"
-    deploy(webhook=url)
-    told = json.dumps([api.automations(), api.post("/block_documents/filter", {"limit": 200})])
-    assert "s3cr3t" not in told
-    assert "nanochat-run-failed" in told
-    forget_alerts(api)
-
-
-def forget_alerts(api: PrefectApi) -> None:
-    """As before there was an address."""
-    from deployments.alerts import ALERTS
-
-    found = api.automations()
-    for name in ALERTS:
-        api.delete(f"/automations/{found[name]['id']}")
+    run = api.start(api.deployment("nanochat/nanochat")).json()["id"]
+    api.set_state(run, "running")
+    name = api.run(run)["name"]
+    api.set_state(run, "failed", 'it said "no" {{ twice }}\nhint: \\ again')
+    # Runs of other tests fail as well.
+    [(content_type, body)] = wait_until(lambda: [b for b in bodies if name in b[1]["text"]])
+    assert content_type == "application/json"
+    reason = 'it said "no" {{ twice }}\nhint: \\ again'
+    assert body == {"text": f"nanochat failed: {name}: {reason}"}

@@ -55,15 +55,13 @@ def test_a_deployment_says_where_it_runs_and_whether_it_resumes(
     assert (module.split(".")[0], function) == ("flows", name.split("/")[0].replace("-", "_"))
 
 
-def test_the_queue_of_training_goes_before_that_of_evaluations(deploy, api):
-    queues = {q["name"]: q["priority"] for q in api.post("/work_pools/gpu/queues/filter")}
-    assert queues["train"] < queues["eval"]
-    assert queues["train"] == 1
-
-
-def test_runs_of_the_pools_say_that_they_live_three_times_before_they_are_given_up(deploy, api):
+def test_training_goes_first_and_runs_say_three_times_that_they_live_before_they_are_given_up(
+    deploy, api
+):
     from infra.prefect.supervisor.runs import SILENT_SECONDS
 
+    queues = {q["name"]: q["priority"] for q in api.post("/work_pools/gpu/queues/filter")}
+    assert queues["train"] == 1 < queues["eval"]
     for pool in ("cpu", "gpu"):
         template = api.get(f"/work_pools/{pool}")["base_job_template"]
         env = template["variables"]["properties"]["env"]["default"]
@@ -86,9 +84,12 @@ def test_what_a_person_set_stays(deploy, api):
         f"/deployments/{full['id']}",
         {"parameters": {"profile": "d12"}, "concurrency_limit": 2, "work_pool_name": "gpu"},
     )
+    sweep = api.deployment("sweep/sweep")
+    api.patch(f"/deployments/{sweep['id']}", {"parameters": {"pool": None}})
     try:
         deploy()
         assert deploy().changed == ()
+        assert api.deployment("sweep/sweep")["parameters"] == {"pool": None}
         found = api.get("/work_pools/gpu")
         assert found["concurrency_limit"] == 3
         env = found["base_job_template"]["variables"]["properties"]["env"]["default"]
@@ -105,7 +106,7 @@ def test_what_a_person_set_stays(deploy, api):
         assert full["global_concurrency_limit"]["limit"] == 2
         assert full["work_pool_name"] == "gpu"
     finally:
-        for name in ("nanochat-eval/main", "nanochat/nanochat"):
+        for name in ("nanochat-eval/main", "nanochat/nanochat", "sweep/sweep"):
             api.delete(f"/deployments/{api.deployment(name)['id']}")
         api.patch("/work_pools/gpu", {"concurrency_limit": None})
         deploy()
@@ -218,15 +219,6 @@ def test_a_pool_of_another_type_is_used_as_it_is(server, api):
         if name == "k8s":
             given = {"A": "b", "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
             assert properties["env"]["default"] == given
-
-
-def test_a_parameter_that_a_person_made_null_stays_null(deploy, api):
-    full = api.deployment("nanochat/nanochat")
-    api.patch(f"/deployments/{full['id']}", {"parameters": {"pool": None}})
-    assert deploy().changed == ()
-    assert api.deployment("nanochat/nanochat")["parameters"] == {"pool": None}
-    api.delete(f"/deployments/{full['id']}")
-    deploy()
 
 
 def test_another_pool_of_gpus_is_known_from_then_on(deploy, api):

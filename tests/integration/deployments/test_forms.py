@@ -19,39 +19,32 @@ FORMS = {
 }
 FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "sweep/sweep")
 
-WRONG = [
-    ("profile", "tinny"),
-    ("depth", 0),
-    ("depth", 101),
-    ("depth", "four"),
-    ("depth", 4.5),
-    ("overrides", "seed=7"),
-    ("overrides", ["pretrain.num_steps 100"]),
-    ("overrides", ["=7"]),
-    ("from_stage", "pretrian"),
-    ("force", ["pretrian"]),
-    ("force", ["sft", "sft"]),
-    ("use", ["pretrain@"]),
-    ("use", ["report@main"]),
-    ("use", ["sft/xyz"]),
-    ("run_name", "a b"),
-    ("run_name", "../up"),
-    ("run_name", "x" * 101),
-    ("store", "/data/store"),
-    ("store", "http://bucket"),
-    ("gpus", -1),
-    ("gpus", 65),
-    ("nodes", 0),
-    ("nodes", 65),
-    ("pool", "a/b"),
-    ("pool", ""),
-    ("pool", "cpu"),
-    ("retries", -1),
-    ("retries", 101),
-    ("place", ["device_batch=8"]),
-    ("place", ["device_batch_size"]),
-    ("strict", "yes"),
-]
+# By deployment and field.
+WRONG = {
+    "nanochat/nanochat": {
+        "profile": ["tinny"],
+        "depth": [0, 101, "four", 4.5],
+        "overrides": ["seed=7", ["pretrain.num_steps 100"], ["=7"]],
+        "from_stage": ["pretrian"],
+        "force": [["pretrian"], ["sft", "sft"]],
+        "use": [["pretrain@"], ["report@main"], ["sft/xyz"]],
+        "run_name": ["a b", "../up", "x" * 101],
+        "store": ["/data/store", "http://bucket"],
+        "gpus": [-1, 65],
+        "nodes": [0, 65],
+        "pool": ["a/b", "", "cpu"],
+        "retries": [-1, 101],
+        "place": [["device_batch=8"], ["device_batch_size"]],
+        "strict": ["yes"],
+    },
+    "nanochat-eval/main": {
+        "model": ["a b"],
+        "profile": ["tinny"],
+        "drop": [-0.1],
+        "against": ["worst"],
+        "metric": ["?"],
+    },
+}
 RIGHT = [
     {},
     {"profile": "d12", "depth": 1, "gpus": 0, "nodes": 64, "retries": 0, "strict": True},
@@ -77,17 +70,12 @@ def form_of(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FORMS)
-def test_every_field_has_a_title_and_says_what_it_is(path):
+def test_every_field_has_a_title_a_description_one_type_and_rules_beyond_it(path):
+    limits = {"enum", "pattern", "minimum", "maximum", "items"}
     for name, rules in form_of(path).items():
         assert rules["title"] != name, name  # that of a person, not of the code
         assert rules["title"][0].isupper(), name
         assert rules["description"].endswith("."), name
-
-
-@pytest.mark.parametrize("path", FORMS)
-def test_every_field_has_one_type_and_rules_beyond_it(path):
-    limits = {"enum", "pattern", "minimum", "maximum", "items"}
-    for name, rules in form_of(path).items():
         assert "anyOf" not in rules, name  # would be tabs in the form
         assert rules["type"] in ("string", "integer", "number", "boolean", "array"), name
         assert rules["type"] == "boolean" or limits & set(rules), name
@@ -120,11 +108,14 @@ def test_a_caller_in_python_gives_tuples_and_is_not_held_to_the_form() -> None:
 
 
 @pytest.mark.prefect
-@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={str(v)[:12]}" for n, v in WRONG])
-def test_a_wrong_value_is_refused_and_the_field_named(deploy, api, name, value):
-    answer = api.start(api.deployment("nanochat/nanochat"), **{name: value})
-    assert answer.status_code == 409
-    assert f"field '{name}" in answer.json()["detail"]
+@pytest.mark.parametrize(
+    ("deployment", "name"), [(flow, name) for flow, fields in WRONG.items() for name in fields]
+)
+def test_a_wrong_value_is_refused_and_the_field_named(deploy, api, deployment, name):
+    for value in WRONG[deployment][name]:
+        answer = api.start(api.deployment(deployment), **{name: value})
+        assert (answer.status_code, value) == (409, value)
+        assert f"field '{name}" in answer.json()["detail"]
 
 
 @pytest.mark.prefect
@@ -144,17 +135,6 @@ def test_a_parameter_that_there_is_not_is_refused(deploy, api):
         answer = api.start(api.deployment(deployment), layers=4)
         assert answer.status_code == 409
         assert "'layers'" in answer.json()["detail"]
-
-
-@pytest.mark.prefect
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("model", "a b"), ("profile", "tinny"), ("drop", -0.1), ("against", "worst"), ("metric", "?")],
-)
-def test_a_wrong_value_of_an_evaluation_is_refused(deploy, api, name, value):
-    answer = api.start(api.deployment("nanochat-eval/main"), **{name: value})
-    assert answer.status_code == 409
-    assert f"field '{name}" in answer.json()["detail"]
 
 
 @pytest.mark.prefect

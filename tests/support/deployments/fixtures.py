@@ -1,6 +1,7 @@
 """A Prefect server with all deployments and automations."""
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 from infra.prefect.access import AUTH
 from infra.prefect.server import Server
 from tests.support.deployments.prefect_api import PrefectApi
+from tests.support.flows.pools import client
 from tests.support.serving import QuietHandler, serving
 
 
@@ -31,8 +33,10 @@ def deploy(server: Server) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def posted() -> Iterator[tuple[str, list[Any]]]:
-    """An address, and what was posted to it."""
+def posted(server: Server) -> Iterator[tuple[str, list[Any]]]:
+    """An address, and what was posted to it; at the end the server has no alerts."""
+    from deployments.alerts import ALERTS
+
     bodies: list[Any] = []
 
     class Receiver(QuietHandler):
@@ -43,3 +47,6 @@ def posted() -> Iterator[tuple[str, list[Any]]]:
 
     with serving(Receiver) as port:
         yield f"http://127.0.0.1:{port}/hook", bodies
+    with client() as asking:
+        for automation in itertools.chain(*map(asking.read_automations_by_name, ALERTS)):
+            asking.delete_automation(automation.id)

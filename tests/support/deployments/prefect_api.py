@@ -56,29 +56,16 @@ class PrefectApi:
             time.sleep(0.5)
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        response = self.send(method, path, body)
+        """Return what a request answers; fail if its status is no success."""
+        response = self.send(method, path, {} if (method, body) == ("POST", None) else body)
         assert response.is_success, response.text
         return response.json() if response.content else None
 
-    def get(self, path: str) -> Any:
-        """What a GET answers. This and what follows fail for a status that is no success."""
-        return self._ask("GET", path)
-
-    def post(self, path: str, body: Any = None) -> Any:
-        """What a POST answers."""
-        return self._ask("POST", path, body or {})
-
-    def patch(self, path: str, body: Any) -> None:
-        """Change what is there."""
-        self._ask("PATCH", path, body)
-
-    def put(self, path: str, body: Any) -> None:
-        """Replace what is there."""
-        self._ask("PUT", path, body)
-
-    def delete(self, path: str) -> None:
-        """Delete what is there."""
-        self._ask("DELETE", path)
+    get = functools.partialmethod(_ask, "GET")
+    post = functools.partialmethod(_ask, "POST")
+    patch = functools.partialmethod(_ask, "PATCH")
+    put = functools.partialmethod(_ask, "PUT")
+    delete = functools.partialmethod(_ask, "DELETE")
 
     def answers(self) -> bool:
         """Whether the server is there right now."""

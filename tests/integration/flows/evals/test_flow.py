@@ -91,21 +91,11 @@ def raise_(text: str) -> Any:
     raise StageError(text)
 
 
-def forget_alert() -> None:
-    """As before there was an address: other tests register the same automation."""
-    from deployments.alerts import EVAL_REGRESSED
-
-    with client() as asking:
-        for automation in asking.read_automations_by_name(EVAL_REGRESSED):
-            asking.delete_automation(automation.id)
-
-
-def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(assess, posted, request):
+def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(assess, posted):
     from deployments.alerts import EVAL_REGRESSED, alerts, ensure_automation
     from tests.integration.flows.orchestration.test_pipeline import artifacts
 
     url, bodies = posted
-    request.addfinalizer(forget_alert)
     with client() as asking:
         [old], [new] = (
             [a for a in alerts(where, pools=[]) if a.name == EVAL_REGRESSED]
