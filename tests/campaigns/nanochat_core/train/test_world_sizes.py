@@ -15,7 +15,6 @@ from infra.launch.fitting import fitting
 from infra.launch.torchrun import StageInterrupted, run_job
 from nanochat_core.errors import OutOfMemory
 from tests.support.nanochat_core.random_gpt import shape_of
-from tests.support.nanochat_core.train.fixtures import Bench
 
 pytestmark = pytest.mark.torch
 
@@ -23,47 +22,23 @@ STEPS = 10
 MODEL = shape_of(32, 32, 128, 128, vocab_size=512)
 
 
-def job_in(bench):
-    """Return the job in a bench's directory."""
-    job = bench.job("pretrain", section={"num_steps": STEPS})
+def test_every_loss_is_that_of_one_process_with_two_then_one_then_four(bench):
     entry = "tests.support.nanochat_core.train.pretrain_from_noise"
-    return dataclasses.replace(job, entry=entry, config={**job.config, "model": MODEL.tree()})
-
-
-def losses(job):
-    return {step: values["loss"] for step, values in Bench.values(job).items()}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The losses of one process that is never stopped, by step."""
-    job = job_in(Bench(tmp_path_factory, tmp_path_factory.mktemp("alone")))
-    Bench.run(job)
-    return losses(job)
-
-
-def run_in_parts(job, parts):
-    """Run the job with so many processes for so many steps each; None means to its end."""
-    for processes, steps in parts:
-        start = {"processes": processes, "on_event": lambda event: None, "root": REPOSITORY}
-        if steps is None:
-            run_job(job, **start)
-        else:
-            with pytest.raises(StageInterrupted):
-                run_job(job, **start, steps=steps)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [[(2, None)], [(2, 3), (1, 3), (4, None)]],
-    ids=["two processes", "two, then one, then four"],
-)
-def test_every_loss_is_that_of_one_process(parts, alone, bench):
-    job = job_in(bench)
-    run_in_parts(job, parts)
-    assert list(alone) == list(range(1, STEPS + 1))
-    assert alone[STEPS] < alone[1] - 0.5  # so that there is something to compare
-    assert losses(job) == pytest.approx(alone, rel=1e-5)
+    jobs = [bench.job("pretrain", name, section={"num_steps": STEPS}) for name in ("one", "parts")]
+    one, parts = (
+        dataclasses.replace(job, entry=entry, config={**job.config, "model": MODEL.tree()})
+        for job in jobs
+    )
+    bench.run(one)
+    start = {"on_event": lambda event: None, "root": REPOSITORY}
+    for processes in (2, 1):
+        with pytest.raises(StageInterrupted):
+            run_job(parts, processes=processes, **start, steps=3)
+    run_job(parts, processes=4, **start)
+    losses = bench.losses(one)
+    assert len(losses) == STEPS
+    assert losses[-1] < losses[0] - 0.5  # so that there is something to compare
+    assert bench.losses(parts) == pytest.approx(losses, rel=1e-5)
 
 
 SMALL_RANK_1 = """

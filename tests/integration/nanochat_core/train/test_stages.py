@@ -1,4 +1,4 @@
-"""What holds for whole stages: signs of life, sums over ranks, two ranks, no network."""
+"""What holds for whole stages: signs of life, two ranks, no network, inputs that fit."""
 
 import itertools
 import socket
@@ -8,8 +8,10 @@ import pytest
 
 from infra.launch.torchrun import run_job
 from infra.launch.watchdog import Watchdog, heartbeats_of
+from nanochat_core.errors import DataError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.heartbeat import HEARTBEAT, HeartbeatWriter, read_heartbeats
+from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
 from nanochat_core.train.loop import checkpointer
 from tests.support.nanochat_core.network import NetworkUsed, pull_the_plug
@@ -98,3 +100,35 @@ def test_a_disk_that_hangs_is_found_in_the_end(heart, monkeypatch):
             time.sleep(0.1)
 
     checkpointer._Writing(write).wait()
+
+
+# Pretraining on files of two runs.
+
+
+def write_tokenizer(source, directory, some):
+    """Write a tokenizer of some of another one's ordinary tokens; return its directory."""
+    tokenizer = Tokenizer.load(source)
+    tokens = [tokenizer.decode_bytes([i]) for i in range(tokenizer.bos)][some]
+    directory.mkdir()
+    Tokenizer({token: i for i, token in enumerate(tokens)}).save(directory)
+    return directory
+
+
+def test_what_does_not_fit_is_named_before_training(bench, tmp_path, transcript):
+    def refused(head, **inputs):
+        job = bench.job("pretrain", inputs=inputs)
+        transcript.refused(head, DataError, bench.run, job)
+        assert not any(job.output.iterdir())
+        assert not any(job.checkpoints.iterdir())
+
+    fewer = write_tokenizer(bench.data["tokenizer"], tmp_path / "fewer", slice(400))
+    refused("a tokenizer of fewer tokens", tokenizer=fewer)
+    # The same tokens under other ids, which no shape would show.
+    other = write_tokenizer(bench.data["tokenizer"], tmp_path / "other", slice(None, None, -1))
+    refused("a tokenizer of the same tokens in reverse", tokenizer=other)
+    inputs = {"tokenizer": fewer}
+    for name in ("tokens", "rows"):
+        inputs[name] = bench.done(name, name, inputs=inputs)[0].output
+    refused("a tokenizer, tokens and rows that agree, of another size than the model's", **inputs)
+    rows, _ = bench.done("rows", "short", section={"sequence_len": 64})
+    refused("rows of another length than the model's", rows=rows.output)
