@@ -10,7 +10,6 @@ from flows.profiles import open_profile
 from nanochat_core.eras import numerics, of_era
 from nanochat_core.model.checkpoint import load_state
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
-from nanochat_core.train.loop import open_loop
 
 pytestmark = pytest.mark.torch
 # What turns a profile's chat stages into today's nanochat's; its batch is the base model's.
@@ -77,21 +76,6 @@ def test_packing_is_reported_and_done_once_a_job(bench):
     bench.run(job)  # resumes from its last checkpoint
     assert len(packing()) == 2
     assert tokens.stat().st_ino == written
-
-
-def test_the_momentum_of_the_model_before_is_resumed(bench, monkeypatch):
-    """Control: with its momentum forgotten, the same stage ends elsewhere."""
-    warm, _ = bench.done("sft", "warm")
-    load = open_loop.load_state
-
-    def without_momentum(directory):
-        kept = ("weight/", "step")
-        return {k: v if k.startswith(kept) else 0 * v for k, v in load(directory).items()}
-
-    monkeypatch.setattr(open_loop, "load_state", without_momentum)
-    cold, _ = bench.done("sft", "cold")
-    warm, cold = load(warm.output), load(cold.output)
-    assert any(not warm[k].equal(cold[k]) for k in warm if k.startswith("weight/transformer.h."))
 
 
 # The plain model of January 2026, with its optimizer.
