@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from flows.identity.fingerprint import Code, identify
-from flows.identity.manifest import Manifest
 from flows.plan.prove import prove
 from flows.stages import stage_named
 from nanochat_core.errors import ArtifactError
 from tests.integration.flows.plan.test_prove import offer
 from tests.support.flows.repository import commit_all, copy_packages, git
-from tests.support.flows.rows import PROVENANCE
+from tests.support.flows.shelf import make_manifest
 
 pytestmark = pytest.mark.torch
 Edit = tuple[str, str, str]  # module, old text, new text
@@ -29,20 +28,6 @@ def copy_repository(tmp_path):
     return root, commit_all(root)
 
 
-def manifest_of(identity, commit):
-    return Manifest(
-        stage=identity.stage,
-        fingerprint=identity.fingerprint,
-        preimage=identity.preimage,
-        files=(),
-        logs=(),
-        digest="",
-        inputs={},
-        provenance=replace(PROVENANCE, git_commit=commit),
-        divergences=(),
-    )
-
-
 def prove_edit(repository, stage, config, job, edit):
     root, commit = repository
     digests = {source.name: "0" * 64 for source in stage.inputs}
@@ -54,8 +39,11 @@ def prove_edit(repository, stage, config, job, edit):
     commit_all(root)
     new = identify(stage, config, digests, code=Code(root))
     assert new.fingerprint != old.fingerprint
-    offered = offer(stage, new, manifest_of(old, commit))
-    return prove(offered, job, processes=1, steps=3, root=root, log=lambda text: None)
+    made = make_manifest(stage.name, git_commit=commit)
+    manifest = replace(made, fingerprint=old.fingerprint, preimage=old.preimage)
+    return prove(
+        offer(stage, new, manifest), job, processes=1, steps=3, root=root, log=lambda text: None
+    )
 
 
 def test_a_clearer_optimizer_is_proven_and_another_one_is_not(bench, tmp_path):
