@@ -93,14 +93,10 @@ def with_gradients(rates, gradients):
     return optimizer.gather()
 
 
-def some_gradients():
+def test_the_whole_gradient_is_clipped_to_a_norm():
     generator = torch.Generator().manual_seed(3)
     named = make_model().named_parameters()
-    return {name: torch.randn(p.shape, generator=generator) for name, p in named}
-
-
-def test_the_whole_gradient_is_clipped_to_a_norm():
-    gradients = some_gradients()
+    gradients = {name: torch.randn(p.shape, generator=generator) for name, p in named}
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
     clipped = dataclasses.replace(RATES, grad_clip=norm / 4)
     quarter = {name: g / 4 for name, g in gradients.items()}
