@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from nanochat_core.errors import ConfigError
-from tests.support.flows.pools import client as patient_client
 
 pytestmark = pytest.mark.prefect
 
@@ -62,15 +61,3 @@ def test_a_refusal_is_a_persons_to_mend(status, hint):
     else:
         assert str(caught.value) == f"Prefect refuses ({status}): no such field"
         assert hint in (caught.value.hint or "")
-
-
-def test_the_settings_of_others_stay_as_they_were(server):
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
-
-    from flows.orchestration.client import quick_client
-
-    before = PREFECT_CLIENT_MAX_RETRIES.value()
-    with quick_client() as client:
-        assert PREFECT_CLIENT_MAX_RETRIES.value() == 0
-        assert client is not patient_client()
-    assert PREFECT_CLIENT_MAX_RETRIES.value() == before

@@ -12,6 +12,9 @@ from flows.building.build import look_up
 from flows.building.stage_request import StageRequest, make_request
 from infra.prefect.server import Server
 from nanochat_core.errors import StageError
+from tests.support.deployments.fixtures import api
+
+__all__ = ["api"]
 
 pytestmark = pytest.mark.prefect
 
@@ -19,13 +22,18 @@ pytestmark = pytest.mark.prefect
 FRAGILE = """
 import os
 import signal
+from nanochat_core.runtime.progress import Progress
 
 
 def run(job):
     if (job.directory.parents[2] / "fatal").exists():
         os.kill(os.getpid(), signal.SIGKILL)
+    progress = Progress(job.events)
+    progress.start(2)
+    progress.step(1, loss=0.5)
+    progress.step(2, loss=0.25)
     (job.output / "value.txt").write_text("made")
-    return {}
+    return {"score": 0.5}
 """
 
 
@@ -63,11 +71,14 @@ def carry_out(
     return run
 
 
-def test_an_order_is_carried_out_once(asked, carry_out):
+def test_an_order_is_carried_out_once_and_shown_on_the_page_of_its_flow_run(asked, carry_out, api):
     first, second = carry_out(asked), carry_out(asked)
     assert (first.name, second.name) == ("Completed", "Cached")
     assert first.message == second.message
     assert first.message.endswith(f"/fragile/{asked.fingerprint}")
+    shown = api.artifacts(str(first.state_details.flow_run_id))
+    assert {item["key"] for item in shown} == {"toy-1-fragile-metrics", "toy-1-fragile-curve"}
+    assert {item["task_run_id"] for item in shown} == {None}
 
 
 def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(toys, asked, carry_out):

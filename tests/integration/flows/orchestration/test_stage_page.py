@@ -132,36 +132,6 @@ def check_went_on(api: PrefectApi, name: str, built: Any) -> None:
     lines_of(api, run["id"], "training: resumed at step 5/10")
 
 
-def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(toys, server, api):
-    from prefect import flow
-
-    from flows.building.build import build
-    from flows.orchestration.stage_page import StagePage, final_state
-
-    training = toys.stage("training", source=TRAINING)
-
-    run_id = new_run_id("toy", "20261121t000000z")
-
-    @flow(name="one-toy", flow_run_name=run_id)
-    def one_toy() -> Any:
-        reporter = StagePage(training, run=run_id)
-        context = toys.context(run_id)
-        object.__setattr__(context, "watch", lambda stage, event: reporter.report(event))
-        built = build(training, context, {}, force=False)
-        reporter.close()
-        return final_state(built)
-
-    one_toy()
-    run = run_of(api, run_id)
-    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
-    shown = by_key(api.artifacts(run["id"]))
-    assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
-    assert shown["toy-training-curve"]["task_run_id"] is None
-    one_toy()
-    both = api.runs(flow_runs={"name": {"any_": [run_id]}})
-    assert {run["state_name"] for run in both} == {"Completed", "Cached"}
-
-
 def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, api):
     from prefect import flow
 
