@@ -3,8 +3,13 @@
 import socket
 from typing import Any
 
+import httpx
 import pytest
+from prefect.context import SyncClientContext
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from flows.orchestration import client as module
+from flows.orchestration.client import quick_client, reporting_refusals
 from nanochat_core.errors import ConfigError
 
 pytestmark = pytest.mark.prefect
@@ -12,10 +17,6 @@ pytestmark = pytest.mark.prefect
 
 def ask(api_url: str) -> Any:
     """One request to another server."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-    from flows.orchestration.client import quick_client
-
     settings: Any = {PREFECT_API_URL: api_url, PREFECT_CLIENT_MAX_RETRIES: 8}
     with temporary_settings(settings), quick_client() as client:
         return client.read_flow_runs(limit=1)
@@ -25,11 +26,6 @@ def ask(api_url: str) -> Any:
 def test_a_server_that_does_not_answer_is_reported_after_one_try(
     server, monkeypatch, listens, error
 ):
-    import httpx
-    from prefect.context import SyncClientContext
-
-    from flows.orchestration import client as module
-
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     with socket.socket() as still, SyncClientContext.get_or_create() as context:
         still.bind(("127.0.0.1", 0))
@@ -48,10 +44,6 @@ def test_a_server_that_does_not_answer_is_reported_after_one_try(
     ],
 )
 def test_a_refusal_is_a_persons_to_mend(status, hint):
-    import httpx
-
-    from flows.orchestration.client import reporting_refusals
-
     request = httpx.Request("POST", "http://server/api")
     answer = httpx.Response(status, request=request, json={"detail": "no such\nfield"})
     with pytest.raises((ConfigError, httpx.HTTPStatusError)) as caught, reporting_refusals():

@@ -8,15 +8,20 @@ from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from prefect.exceptions import TerminationSignal
 
-from flows.building.build import BuildContext, build
+from flows.building.build import BuildContext, build, look_up
 from flows.building.retry import TransientStageError
+from flows.orchestration import dispatch, stage_runs
+from flows.orchestration.stage_runs import cancel_requests_of, check_pool
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError, StageError, StoreError
 from tests.support.flows.fixtures import ENTRY
-from tests.support.flows.pools import SECONDS
+from tests.support.flows.house import make_run
+from tests.support.flows.pools import SECONDS, deploy, read_run, runs_of, set_state, wait_until
 
 pytestmark = pytest.mark.prefect
 
@@ -26,16 +31,12 @@ POOL = "played"  # no worker takes from it
 @pytest.fixture(scope="module")
 def pool(server: Server) -> str:
     """A pool of which stages can be ordered."""
-    from tests.support.flows.pools import deploy
-
     deploy(POOL)
     return POOL
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    from flows.orchestration import dispatch
-
     monkeypatch.setattr(dispatch, "ASK_SECONDS", 0.25)
 
 
@@ -49,8 +50,6 @@ class Caller:
     """A run that orders one toy stage."""
 
     def __init__(self, toys: Any, threads: ThreadPoolExecutor, run_id: str, test: str) -> None:
-        from tests.support.flows.house import make_run
-
         self.run = make_run(f"{run_id}-{test}")
         source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
         self.stage = toys.stage("gpu", compute="gpu", source=source)
@@ -70,23 +69,18 @@ class Caller:
     @property
     def tag(self) -> str:
         """The tag of the orders of its stage."""
-        from flows.building.build import look_up
-
         fingerprint = look_up(self.stage, self.context, {}, force=False).identity.fingerprint
         return f"stage:gpu/{fingerprint[:12]}"
 
     def send(self, *, force: bool = False) -> "Future[Any]":
         """Order the stage, in a thread."""
-        from flows.orchestration.dispatch import dispatch
-
         settings = copy_context()  # Prefect's, which threads do not inherit
         return self._threads.submit(
-            settings.run, dispatch, self.stage, self.context, self.run, {}, force=force
+            settings.run, dispatch.dispatch, self.stage, self.context, self.run, {}, force=force
         )
 
     def wait_for_runs(self, count: int) -> list[Any]:
         """The orders, once there are so many."""
-        from tests.support.flows.pools import runs_of, wait_until
 
         def found() -> list[Any] | None:
             runs = runs_of(self.tag)
@@ -120,14 +114,10 @@ def make_caller(
 
 def end(run: Any, kind: str, message: str = "") -> None:
     """The far side's run ends."""
-    from tests.support.flows.pools import set_state
-
     set_state(run.id, kind, message=message, force=True)
 
 
 def test_what_exists_is_not_ordered(make_caller):
-    from tests.support.flows.pools import runs_of
-
     caller = make_caller("one")
     caller.carry_out()
     assert caller.send().result().cached
@@ -202,9 +192,6 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(make
 
 
 def test_stopping_a_run_cancels_its_own_orders_only(make_caller):
-    from flows.orchestration.stage_runs import cancel_requests_of
-    from tests.support.flows.pools import read_run
-
     caller = make_caller("one")
     result = caller.send()
     [run] = caller.wait_for_runs(1)
@@ -220,10 +207,6 @@ def test_stopping_a_run_cancels_its_own_orders_only(make_caller):
 def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
     monkeypatch, is_cancelled
 ):
-    from prefect.exceptions import TerminationSignal
-
-    from flows.orchestration import stage_runs
-
     monkeypatch.setattr(stage_runs, "is_cancelled", lambda run: is_cancelled)
     assert stage_runs.is_terminal(TerminationSignal(15)) == is_cancelled
     assert stage_runs.is_terminal(KeyboardInterrupt())
@@ -233,11 +216,6 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
 def test_a_stage_that_was_built_while_prefect_was_away_is_found_when_it_answers(
     make_caller, monkeypatch
 ):
-    import httpx
-
-    from flows.orchestration import dispatch
-    from tests.support.flows.pools import wait_until
-
     caller = make_caller("one")
     logged: list[str] = []
     caller.context = replace(
@@ -271,8 +249,6 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(make_caller):
 
 
 def test_a_store_that_refuses_to_be_read_orders_nothing(make_caller, monkeypatch):
-    from tests.support.flows.pools import runs_of
-
     def refuse(key: str) -> None:
         raise StoreError("it refuses to be read")
 
@@ -285,8 +261,6 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(make_caller, monkeypatch
 
 
 def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, pool, monkeypatch):
-    from flows.orchestration.stage_runs import check_pool
-
     check_pool(pool)
     with pytest.raises(ConfigError, match="no stage can be requested from the pool 'absent'"):
         check_pool("absent")

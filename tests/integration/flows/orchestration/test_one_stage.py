@@ -8,11 +8,15 @@ from unittest.mock import Mock
 
 import pytest
 
+import flows.building.stage_request
+import flows.orchestration.one_stage
 from flows.building.build import look_up
 from flows.building.stage_request import StageRequest, make_request
+from infra.gangs.slurm import Slurm
 from infra.prefect.server import Server
 from nanochat_core.errors import StageError
 from tests.support.deployments.fixtures import api
+from tests.support.flows.house import make_run
 
 __all__ = ["api"]
 
@@ -40,8 +44,6 @@ def run(job):
 @pytest.fixture
 def asked(toys: Any, server: Server) -> StageRequest:
     """An order of a toy stage."""
-    from tests.support.flows.house import make_run
-
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
     identity = look_up(stage, toys.context(), {}, force=False).identity
     run = make_run("toy-1")
@@ -53,9 +55,6 @@ def carry_out(
     toys: Any, asked: StageRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[StageRequest], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
-    import flows.building.stage_request
-    import flows.orchestration.one_stage
-
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
 
     def open_order(asked: StageRequest, *, watch: Any) -> Any:
@@ -107,9 +106,6 @@ def test_a_worker_without_a_scheduler_refuses_a_request_for_several_machines(ask
 
 
 def test_a_worker_with_a_scheduler_asks_it_for_a_gang(asked, carry_out, monkeypatch):
-    import flows.orchestration.one_stage
-    from infra.gangs.slurm import Slurm
-
     build_on_gang = Mock(side_effect=StageError("no row file"))
     monkeypatch.setattr(flows.orchestration.one_stage, "build_on_gang", build_on_gang)
     monkeypatch.setenv("NANOCHAT_GANGS", "slurm")

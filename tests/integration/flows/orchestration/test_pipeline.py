@@ -14,9 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
+from prefect import flow
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    FlowRunFilter,
+    FlowRunFilterName,
+)
 
 from flows.artifacts.runs import find_run, new_run_id
+from flows.orchestration.pipeline import nanochat, run_pipeline
 from flows.run_request import RunRequest, options_of
+from infra.launch.torchrun import JobFailed
 from infra.prefect.server import Server
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import make_run
@@ -30,9 +39,6 @@ pytestmark = pytest.mark.prefect
 @pytest.fixture
 def run_toys(server: Server) -> Callable[..., Any]:
     """Runs a table of toys as a flow; returns its outcome."""
-    from prefect import flow
-
-    from flows.orchestration.pipeline import run_pipeline
 
     def run(
         toys: Any,
@@ -55,8 +61,6 @@ def run_toys(server: Server) -> Callable[..., Any]:
 
 def of_name(name: str) -> Any:
     """The filter of the flow runs of this name."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
-
     return FlowRunFilter(name=FlowRunFilterName(any_=[name]))
 
 
@@ -83,8 +87,6 @@ def task_runs(flow_run_name: str) -> dict[str, Any]:
 
 def artifacts(key: str) -> list[Any]:
     """What the flow published under a key, newest first."""
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-
     with client() as asking:
         found = asking.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
@@ -167,8 +169,6 @@ def test_a_run_whose_given_artifact_was_collected_since_its_plan_has_failed(toys
 
 
 def test_a_failed_stage_fails_the_run_and_only_the_rest_runs_after_the_fix(toys, run_toys):
-    from infra.launch.torchrun import JobFailed
-
     stages = make_table(toys)
     toys.set_broken("join")
 
@@ -308,8 +308,6 @@ def _children_left(toys: Any) -> list[psutil.Process]:
 
 
 def test_prefect_sees_the_parameters_of_the_request():
-    from flows.orchestration.pipeline import nanochat
-
     seen = inspect.signature(nanochat.fn).parameters
     assert set(seen) == set(options_of(RunRequest))
     assert {name: p.default for name, p in seen.items()} == vars(RunRequest())

@@ -10,6 +10,7 @@ import pytest
 
 from flows.artifacts.runs import Run, write_run
 from flows.building.retry import TransientStageError
+from flows.orchestration import flow_setup, pipeline, stage_task
 from infra.launch.torchrun import JobFailed
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
@@ -68,8 +69,6 @@ def test_an_error_of_the_code_is_not_tried_again(toys, run_toys):
 
 
 def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(toys, monkeypatch):
-    from flows.orchestration import stage_task
-
     monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
     context = replace(toys.context(), stop=threading.Event())
     threading.Timer(0.2, context.stop.set).start()
@@ -82,7 +81,6 @@ def begun(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, Any], Run]:
     """Return a function that starts a run of that id with a store, until stages would be built."""
-    from flows.orchestration import flow_setup, pipeline
 
     def begin(name: str, store: Any) -> Run:
         runs: list[Run] = []
@@ -112,8 +110,6 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(begun, tmp_path, part
 def test_a_run_that_is_started_again_keeps_the_time_and_the_pins_of_its_first_start(
     begun, tmp_path, monkeypatch
 ):
-    from flows.orchestration import pipeline
-
     store, known, plan = LocalStore(tmp_path / "store"), [], pipeline.plan_run
     monkeypatch.setattr(
         pipeline, "plan_run", lambda *a, **k: known.append(k["known"]) or plan(*a, **k)

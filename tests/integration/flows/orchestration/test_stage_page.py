@@ -7,8 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from prefect import flow
 
 from flows.artifacts.runs import new_run_id
+from flows.orchestration.stage_page import BackgroundWriter
+from infra.launch.torchrun import JobFailed
 from tests.integration.flows.orchestration.test_pipeline import run_toys
 from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import FINAL, PrefectApi
@@ -70,8 +73,6 @@ def by_key(artifacts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, api):
-    from infra.launch.torchrun import JobFailed
-
     data = toys.stage("data")
     training = toys.stage("training", data, source=TRAINING)
     toys.set_broken("training")
@@ -133,10 +134,6 @@ def check_went_on(api: PrefectApi, name: str, built: Any) -> None:
 
 
 def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, api):
-    from prefect import flow
-
-    from flows.orchestration.stage_page import BackgroundWriter
-
     executions: list[str] = []
 
     @flow(name="scored", retries=1)
@@ -156,10 +153,6 @@ def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, api):
 
 
 def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(server, api):
-    from prefect import flow
-
-    from flows.orchestration.stage_page import BackgroundWriter
-
     done: list[str] = []
 
     def refused(_: object) -> None:

@@ -6,18 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
 
+import httpx
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, wait
 from prefect.states import Completed
 from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from flows.building.retry import TransientStageError
+from flows.orchestration import caller, one_stage, stage_runs
 from flows.orchestration.stage_runs import keeping_signals
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ConfigError
@@ -51,10 +55,6 @@ def test_an_order_that_is_being_cancelled_is_left_alone(make_caller):
 
 
 def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_caller, monkeypatch):
-    from datetime import UTC, datetime, timedelta
-
-    from flows.orchestration import stage_runs
-
     caller = make_caller("one")
     request = stage_runs.run_deployment
     ahead = datetime.now(UTC) + timedelta(hours=1)
@@ -75,9 +75,6 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_ca
 
 @pytest.mark.parametrize("method", ["read_flow_run", "read_flow_runs"])
 def test_a_refusal_ends_the_following_and_the_request(make_caller, monkeypatch, method):
-    import httpx
-    from prefect.client.orchestration import SyncPrefectClient
-
     def refuse(*given: Any, **options: Any) -> Any:
         request = httpx.Request("GET", "http://127.0.0.1/api")
         answer = httpx.Response(401, request=request, json={"exception_message": "Unauthorized"})
@@ -152,8 +149,6 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
 def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
     monkeypatch,
 ):
-    from flows.orchestration import stage_runs
-
     runs = [SimpleNamespace(id=number, tags=["request:a"]) for number in (1, 2)]
     cancel = Mock(side_effect=[ObjectNotFound(Exception("deleted")), None])
     client = SimpleNamespace(set_flow_run_state=cancel)
@@ -165,8 +160,6 @@ def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_bein
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StageInterrupted("cancelled")])
 def test_a_stopped_command_cancels_its_remote_stages(error, tmp_path, monkeypatch):
-    from flows.orchestration import stage_runs
-
     cancelled: list[str] = []
     monkeypatch.setattr(stage_runs, "cancel_requests_of", cancelled.append)
     resources = SimpleNamespace(grace_seconds=1.0)
@@ -189,8 +182,6 @@ def test_a_stopped_command_cancels_its_remote_stages(error, tmp_path, monkeypatc
 def test_a_run_that_was_cancelled_before_its_process_began_it_builds_nothing(
     api: PrefectApi, monkeypatch: pytest.MonkeyPatch, states: str, is_built: bool
 ) -> None:
-    from flows.orchestration import caller, one_stage
-
     name = f"late-{uuid4().hex}"
     flow = api.post("/flows/", {"name": name})["id"]
     run = api.start(api.post("/deployments/", {"name": name, "flow_id": flow})).json()["id"]
