@@ -19,9 +19,13 @@ from flows.orchestration.stage_runs import cancel_requests_of, check_pool
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError, StageError, StoreError
+from tests.support.deployments.fixtures import api
+from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.fixtures import ENTRY
 from tests.support.flows.house import make_run
-from tests.support.flows.pools import SECONDS, deploy, read_run, runs_of, set_state, wait_until
+from tests.support.flows.pools import SECONDS, deploy, wait_until
+
+__all__ = ["api"]
 
 pytestmark = pytest.mark.prefect
 
@@ -49,7 +53,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 class Caller:
     """A run that orders one toy stage."""
 
-    def __init__(self, toys: Any, threads: ThreadPoolExecutor, run_id: str, test: str) -> None:
+    def __init__(
+        self, toys: Any, threads: ThreadPoolExecutor, api: PrefectApi, run_id: str, test: str
+    ) -> None:
+        self.api = api
         self.run = make_run(f"{run_id}-{test}")
         source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
         self.stage = toys.stage("gpu", compute="gpu", source=source)
@@ -79,14 +86,18 @@ class Caller:
             settings.run, dispatch.dispatch, self.stage, self.context, self.run, {}, force=force
         )
 
+    def runs(self) -> list[Any]:
+        """Return the orders of its stage, the oldest first."""
+        found = self.api.runs(flow_runs={"tags": {"all_": [self.tag]}})
+        return sorted(found, key=lambda run: run["created"])
+
     def wait_for_runs(self, count: int) -> list[Any]:
-        """The orders, once there are so many."""
+        """Return the orders once there are so many."""
+        return wait_until(lambda: runs if len(runs := self.runs()) >= count else None)
 
-        def found() -> list[Any] | None:
-            runs = runs_of(self.tag)
-            return runs if len(runs) >= count else None
-
-        return wait_until(found)
+    def end(self, run: Any, kind: str, message: str = "") -> None:
+        """End an order's run as the far side does."""
+        self.api.set_state(run["id"], kind, message)
 
     def carry_out(self) -> None:
         """What the far side does, for this run."""
@@ -97,14 +108,14 @@ class Caller:
 
 @pytest.fixture
 def make_caller(
-    toys: Any, threads: ThreadPoolExecutor, pool: str
+    toys: Any, threads: ThreadPoolExecutor, pool: str, api: PrefectApi
 ) -> Iterator[Callable[[str], Caller]]:
     """Callers of one toy stage that share a store, and are stopped at the end."""
     made: list[Caller] = []
     test = uuid.uuid4().hex[:8]
 
     def make(run_id: str) -> Caller:
-        made.append(Caller(toys, threads, run_id, test))
+        made.append(Caller(toys, threads, api, run_id, test))
         return made[-1]
 
     yield make
@@ -112,16 +123,11 @@ def make_caller(
         caller.context.stop.set()
 
 
-def end(run: Any, kind: str, message: str = "") -> None:
-    """The far side's run ends."""
-    set_state(run.id, kind, message=message, force=True)
-
-
 def test_what_exists_is_not_ordered(make_caller):
     caller = make_caller("one")
     caller.carry_out()
     assert caller.send().result().cached
-    assert not runs_of(caller.tag)
+    assert not caller.runs()
 
 
 def test_a_caller_that_comes_back_and_another_share_its_order_for_several_machines(make_caller):
@@ -139,11 +145,11 @@ def test_a_caller_that_comes_back_and_another_share_its_order_for_several_machin
     results = [first.send(), second.send()]
     # A later request finds the stage built, or has a worker check whether it is.
     assert all(caller.follows.wait(SECONDS) for caller in (first, second))
-    assert first.tag in run.tags
-    asked = run.parameters["request"]
+    assert first.tag in run["tags"]
+    asked = run["parameters"]["request"]
     assert (asked["stage"], asked["nodes"]) == ("gpu", 2)
     first.carry_out()
-    end(run, "COMPLETED")
+    first.end(run, "COMPLETED")
     assert results[0].result().manifest == results[1].result().manifest
     assert not results[0].result().cached
     assert len(first.wait_for_runs(1)) == 1
@@ -162,7 +168,7 @@ def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run
 ):
     caller = make_caller("one")
     result = caller.send()
-    end(caller.wait_for_runs(1)[0], first, message)
+    caller.end(caller.wait_for_runs(1)[0], first, message)
     with pytest.raises(StageError, match=error) as caught:
         result.result()
     assert type(caught.value) is kind
@@ -170,7 +176,7 @@ def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run
     again = caller.send()
     second = caller.wait_for_runs(2)[1]
     caller.carry_out()
-    end(second, "CRASHED", "it published, then it died")
+    caller.end(second, "CRASHED", "it published, then it died")
     assert not again.result().cached
 
 
@@ -180,14 +186,14 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(make
     [run] = first.wait_for_runs(1)
     waiting = second.send()
     assert second.follows.wait(SECONDS)
-    end(run, "CANCELLED", "by the user")
+    second.end(run, "CANCELLED", "by the user")
     with pytest.raises(StageError, match="was cancelled: by the user") as caught:
         cancelled.result()
     assert not isinstance(caught.value, TransientStageError)
     own = second.wait_for_runs(2)[1]
-    assert f"run:{second.run.run}" in own.tags
+    assert f"run:{second.run.run}" in own["tags"]
     second.carry_out()
-    end(own, "COMPLETED")
+    second.end(own, "COMPLETED")
     waiting.result()
 
 
@@ -196,9 +202,9 @@ def test_stopping_a_run_cancels_its_own_orders_only(make_caller):
     result = caller.send()
     [run] = caller.wait_for_runs(1)
     cancel_requests_of("another")
-    assert read_run(run.id).state.is_scheduled()
+    assert caller.api.state(run["id"])["type"] == "SCHEDULED"
     cancel_requests_of(caller.run.run)
-    assert read_run(run.id).state.is_cancelled()
+    assert caller.api.state(run["id"])["type"] == "CANCELLED"
     with pytest.raises(StageError):
         result.result()
 
@@ -232,7 +238,7 @@ def test_a_stage_that_was_built_while_prefect_was_away_is_found_when_it_answers(
         said = "Prefect does not answer (connection refused); retrying"
         wait_until(lambda: said in logged)
         caller.carry_out()
-    end(run, "COMPLETED")
+    caller.end(run, "COMPLETED")
     assert not result.result().cached
     assert logged.count(said) == 1
 
@@ -243,7 +249,7 @@ def test_a_forced_stage_is_built_again_though_another_run_made_it(make_caller):
     result = second.send(force=True)
     [run] = second.wait_for_runs(1)
     build(second.stage, second.context, {}, force=False)  # what the caller has asked for
-    end(run, "COMPLETED")
+    second.end(run, "COMPLETED")
     assert result.result().manifest.provenance.run == second.run.run
     assert second.send(force=True).result().cached
 
@@ -253,11 +259,11 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(make_caller, monkeypatch
         raise StoreError("it refuses to be read")
 
     caller = make_caller("one")
-    tag = caller.tag
-    monkeypatch.setattr(caller.context.store, "get_stored", refuse)
-    with pytest.raises(StoreError):
-        caller.send().result()
-    assert not runs_of(tag)
+    with monkeypatch.context() as patch:
+        patch.setattr(caller.context.store, "get_stored", refuse)
+        with pytest.raises(StoreError, match="refuses to be read"):
+            caller.send().result()
+    assert not caller.runs()
 
 
 def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, pool, monkeypatch):
@@ -267,7 +273,7 @@ def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, pool, mo
     caller = make_caller("own")
     caller.send()
     [run] = caller.wait_for_runs(1)
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(run.id))
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", run["id"])
     with pytest.raises(ConfigError, match=f"cannot run in the work pool '{pool}'") as caught:
         check_pool(pool)
     assert "such as gpu" in (caught.value.hint or "")

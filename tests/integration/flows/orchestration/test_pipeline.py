@@ -28,10 +28,13 @@ from flows.run_request import RunRequest, options_of
 from infra.launch.torchrun import JobFailed
 from infra.prefect.server import Server
 from nanochat_core.errors import ArtifactError
+from tests.support.deployments.fixtures import api
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import TERMS, Outage
-from tests.support.flows.pools import SECONDS, client, set_state
+from tests.support.flows.pools import SECONDS, client
 from tests.support.flows.shelf import make_manifest
+
+__all__ = ["api"]
 
 pytestmark = pytest.mark.prefect
 
@@ -262,7 +265,7 @@ def run(job):
 
 @pytest.mark.parametrize("how", ["terminate", "cancel"])
 def test_stopping_a_run_lets_workers_save_and_the_next_one_resumes(
-    toys, run_toys, server, tmp_path, how
+    toys, run_toys, api, server, tmp_path, how
 ):
     training = toys.stage("training", source=TRAINING)
     name = f"stopped-{uuid.uuid4().hex[:8]}"
@@ -280,7 +283,7 @@ def test_stopping_a_run_lets_workers_save_and_the_next_one_resumes(
         time.sleep(0.05)
 
     if how == "cancel":
-        set_state(flow_run(name).id, "CANCELLING", force=True)  # the button of the run's page
+        api.press_cancel(str(flow_run(name).id))
     else:
         process.send_signal(signal.SIGTERM)
     printed = process.communicate()[0]

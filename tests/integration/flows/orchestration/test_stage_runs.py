@@ -26,7 +26,6 @@ from flows.orchestration.stage_runs import keeping_signals
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
-    end,
     make_caller,
     pool,
     quick,
@@ -45,12 +44,12 @@ def test_an_order_that_is_being_cancelled_is_left_alone(make_caller):
     first.send()
     [run] = first.wait_for_runs(1)
     for state in ("RUNNING", "CANCELLING"):  # at once Cancelled if it has not begun
-        end(run, state)
+        first.end(run, state)
     other = second.send()
     own = second.wait_for_runs(2)[1]
-    assert f"run:{second.run.run}" in own.tags
+    assert f"run:{second.run.run}" in own["tags"]
     second.carry_out()
-    end(own, "COMPLETED")
+    second.end(own, "COMPLETED")
     assert not other.result().cached
 
 
@@ -63,12 +62,12 @@ def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(make_ca
             stage_runs, "run_deployment", lambda *a, **k: request(*a, scheduled_time=ahead, **k)
         )
         result = caller.send()
-        end(caller.wait_for_runs(1)[0], "CRASHED")
+        caller.end(caller.wait_for_runs(1)[0], "CRASHED")
         with pytest.raises(TransientStageError):
             result.result()
     for count in (2, 3):
         result = caller.send()
-        end(caller.wait_for_runs(count)[-1], "CRASHED")
+        caller.end(caller.wait_for_runs(count)[-1], "CRASHED")
         with pytest.raises(TransientStageError):
             result.result()
 
