@@ -109,16 +109,6 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
     assert build(stage, context, {}, force=False).cached
 
 
-def test_a_comment_that_is_edited_meanwhile_is_no_other_code(toys, stage):
-    path = toys.root / "tasks" / "toy_part.py"
-    context = editing(toys, lambda: path.write_text("# Other words.\nNUMBER = 1\n"), strict=True)
-
-    built = build(stage, context, {}, force=False)
-
-    assert not built.cached
-    assert build(stage, context, {}, force=False).cached
-
-
 def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(toys, stage):
     (toys.root / "tasks" / "toy_hidden.txt").write_text("one")
     hidden = toys.stage(

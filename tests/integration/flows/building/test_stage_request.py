@@ -16,6 +16,7 @@ from flows.building.stage_request import (
     make_request,
     match_digest,
     open_request,
+    read_request,
 )
 from flows.identity.redo import RedoCounter, raise_redo
 from flows.profiles import tiny
@@ -39,22 +40,20 @@ def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
 
 def test_an_order_has_the_runs_parameters_as_json(toys):
     asked, _, inputs = order_of(toys)
-    assert json.loads(json.dumps(asdict(asked))) == {
-        "stage": "second",
-        "fingerprint": asked.fingerprint,
-        "redo": 0,
-        "inputs": [f"first/{inputs['first'].fingerprint}"],
-        "profile": "tiny",
-        "depth": 2,
-        "overrides": ["seed=7"],
-        "run": "toy-1",
-        "store": toys.context().store.url,
-        "gpus": 0,
-        "nodes": 1,
-        "place": ["threads=1"],
-        "strict": True,
-    }
-    assert asked.ref.name == f"second/{asked.fingerprint[:12]}"
+    assert read_request(json.dumps(asdict(asked))) == asked
+    assert asked == StageRequest(
+        stage="second",
+        fingerprint=asked.fingerprint,
+        inputs=(f"first/{inputs['first'].fingerprint}",),
+        profile="tiny",
+        depth=2,
+        overrides=("seed=7",),
+        run="toy-1",
+        store=toys.context().store.url,
+        gpus=0,
+        place=("threads=1",),
+        strict=True,
+    )
 
 
 def test_where_it_is_built_is_not_part_of_what_is_ordered(toys):

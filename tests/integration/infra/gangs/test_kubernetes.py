@@ -165,25 +165,17 @@ def test_a_gang_that_ended_makes_room_for_the_next_and_one_that_runs_does_not(
     gangs.submit(SPEC)
     gangs.submit(SPEC)  # two callers at the same moment
     assert not any(request.startswith("DELETE") for request in cluster.requests)
-    cluster.end(NAME, "Failed")
-    cluster.deleting.add(NAME)
-    with pytest.raises(SchedulerUnavailable, match="already exists"):
-        gangs.submit(SPEC)
-    cluster.deleting.clear()
-    gangs.submit(SPEC)
-    assert gangs.find(NAME) == NAME
-
-
-def test_a_gang_that_is_being_deleted_is_not_found_and_is_replaced_when_it_is_gone(
-    cluster: Cluster, gangs: Kubernetes
-) -> None:
-    gangs.submit(SPEC)
     cluster.jobsets[NAME]["metadata"]["deletionTimestamp"] = "2026-11-24T01:00:00Z"
     assert gangs.find(NAME) is None
     assert gangs.state(NAME).phase == "cancelled"
-    cluster.deleting.add(NAME)
-    with pytest.raises(SchedulerUnavailable):
+    for _ in range(2):  # one that is being deleted, and one that has failed
+        cluster.deleting.add(NAME)
+        with pytest.raises(SchedulerUnavailable, match="already exists"):
+            gangs.submit(SPEC)
+        cluster.deleting.clear()
         gangs.submit(SPEC)
+        assert gangs.find(NAME) == NAME
+        cluster.end(NAME, "Failed")
 
 
 def test_the_lines_of_pod_0_come_once_also_after_a_restart(
@@ -197,12 +189,13 @@ def test_the_lines_of_pod_0_come_once_also_after_a_restart(
     cluster.logs = {
         "first": [
             "2026-11-24T01:00:02.100000000Z one",
-            "2026-11-24T01:00:02.200000000Z two  words",
+            "2026-11-24T01:00:02.200000000Z 10 %\r20 %\r9",
+            "no time at all",
         ],
         "second": ["2026-11-24T01:00:09.000000000Z three"],
     }
     lines, after = gangs.logs(NAME, "")
-    assert lines == ["one", "two  words"]
+    assert lines == ["one", "10 %\r20 %\r9"]
     cluster.logs["first"].append("2026-11-24T01:00:02.300000000Z more")
     lines, after = gangs.logs(NAME, after)
     assert lines == ["more"]
@@ -212,14 +205,6 @@ def test_the_lines_of_pod_0_come_once_also_after_a_restart(
     lines, after = gangs.logs(NAME, after)
     assert lines == ["three"]
     assert gangs.logs(NAME, after) == ([], after)
-
-
-def test_lines_of_a_progress_bar_are_whole(cluster: Cluster, gangs: Kubernetes) -> None:
-    add_pod(cluster, "first", 1)
-    time = "2026-11-24T01:00:02.100000000Z"
-    cluster.logs["first"] = [f"{time} 10 %\r20 %\r9", "no time at all"]
-    assert gangs.logs(NAME, "") == (["10 %\r20 %\r9"], time)
-    assert gangs.logs(NAME, time) == ([], time)
 
 
 def test_of_a_burst_of_lines_the_last_come_and_none_twice(
