@@ -44,21 +44,13 @@ def default(pool: str, variable: str) -> Any:
 
 
 def filled(pool: str) -> dict[str, Any]:
-    """The Job of a flow run when nobody changes a variable."""
-    values = {n: v["default"] for n, v in template(pool)["variables"]["properties"].items()}
-
-    def fill(tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return {key: fill(value) for key, value in tree.items()}
-        if isinstance(tree, list):
-            return [fill(value) for value in tree]
-        if isinstance(tree, str) and (whole := re.fullmatch(r"\{\{ (\w+) \}\}", tree)):
-            return values[whole[1]]
-        if isinstance(tree, str):
-            return re.sub(r"\{\{ (\w+) \}\}", lambda found: str(values[found[1]]), tree)
-        return tree
-
-    return fill(template(pool)["job_configuration"]["job_manifest"])
+    """Return the Job of a flow run that changes no variable."""
+    text = json.dumps(template(pool)["job_configuration"]["job_manifest"])
+    for name in template(pool)["variables"]["properties"]:
+        value, placeholder = default(pool, name), f"{{{{ {name} }}}}"
+        text = text.replace(f'"{placeholder}"', json.dumps(value))
+        text = text.replace(placeholder, str(value))
+    return json.loads(text)
 
 
 JOBSET = documents("jobset/jobset.yaml")[0]
