@@ -24,6 +24,29 @@ def send(call):
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     call(a, 'DGRAM')
 """
+# Calls that the filter does not know, and their numbers on x86_64 and aarch64. Without the filter
+# the kernel answers something else to arguments that are all -1, and does nothing.
+_UNKNOWN = {
+    # Users, rights, roots and mounts.
+    **{"setuid": (105, 146), "setgid": (106, 144), "setresuid": (117, 147), "chroot": (161, 51)},
+    **{"setgroups": (116, 159), "setfsuid": (122, 151), "capset": (126, 91), "mknodat": (259, 33)},
+    **{"mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "open_tree": (428, 428)},
+    **{"move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431)},
+    **{"fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442)},
+    # Namespaces and other processes.
+    **{"unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435), "ptrace": (101, 117)},
+    **{"process_vm_readv": (310, 270), "process_vm_writev": (311, 271)},
+    # The machine: its name, clock, log, modules, events, disks, quotas.
+    **{"sethostname": (170, 161), "clock_settime": (227, 112), "syslog": (103, 116)},
+    **{"init_module": (175, 105), "bpf": (321, 280), "perf_event_open": (298, 241)},
+    **{"sync": (162, 81), "syncfs": (306, 267), "acct": (163, 89), "quotactl": (179, 60)},
+    # Ways around calls that are checked, and what is shared by all: rings, memory, keys, queues.
+    **{"openat2": (437, 437), "open_by_handle_at": (304, 265), "io_uring_setup": (425, 425)},
+    **{"io_uring_enter": (426, 426), "userfaultfd": (323, 282), "mlockall": (151, 230)},
+    **{"fanotify_init": (300, 262), "request_key": (249, 218), "shmdt": (67, 197)},
+    **{"mq_timedsend": (242, 182), "mq_timedreceive": (243, 183), "mq_notify": (244, 184)},
+    **{"mq_getsetattr": (245, 185), "socket": (41, 198), "mseal": (462, 462)},
+}
 # Calls that must be refused, and programs that check it themselves. Outside the sandbox those
 # marked "control" are let.
 _TRIED = {
@@ -48,10 +71,6 @@ _TRIED = {
     "control: learn the host's name": "assert os.uname().nodename == 'sandbox', 'escaped'",
     "be root or a real user": "assert os.getuid() == USER, 'escaped'",
     "connect to the world": "socket.create_connection(('1.1.1.1', 53), 0.5)",
-    "send a datagram": "kind = socket.AF_INET, socket.SOCK_DGRAM\n"
-    "refused(lambda: socket.socket(*kind).sendto(b'x', ('8.8.8.8', 53)))",
-    "open a raw socket": "socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
-    "open a packet socket": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
     "resolve a name": "socket.getaddrinfo('localhost.example', 80)",
     "write to /usr": "open('/usr/lib/x', 'w')",
     "write to /": "open('/x', 'w')",
@@ -59,39 +78,14 @@ _TRIED = {
     "change an interpreter's mode": "os.chmod('/usr/bin/env', 0o777)",
     "escape by a link": "def follow():\n    os.symlink('/../../etc/passwd', '/tmp/link')\n"
     "    open('/tmp/link')\nrefused(follow)",
-    "become root": "os.setuid(0)",
-    "become root by setresuid": "os.setresuid(0, 0, 0)",
-    "take groups": "os.setgroups([0])",
-    "change root": "os.chroot('/tmp')",
-    "make a device": "os.mknod('/tmp/mem', stat.S_IFCHR | 0o666, os.makedev(1, 1))",
-    "mount": "libc.mount(b'x', b'/tmp', b'tmpfs', 0, None)",
-    "mount /proc": "libc.mount(b'proc', b'/tmp', b'proc', 0, None)",
-    "unmount": "libc.umount2(b'/usr', 2)",
-    "make /usr writable": "libc.mount(None, b'/usr', None, 32 | 4096, None)",
-    "a user namespace inside": "libc.unshare(0x10000000)",
-    "user and mount namespaces inside": "libc.unshare(0x10020000)",
-    "a mount namespace inside": "libc.unshare(0x00020000)",
-    "a network namespace inside": "libc.unshare(0x40000000)",
-    "attach to the test": "libc.ptrace(16, TEST, 0, 0)",
-    "attach to the first process": "libc.ptrace(16, 1, 0, 0)",
     "control: read keys": "call(250, 219, 0, -3, 1)",
     "control: a process in a namespace of its own": "def clone():\n"
     "    child = call(56, 220, 0x10000000 | 17, 0, 0, 0, 0)\n    if child == 0: os._exit(0)\n"
     "    return child\nrefused(clone)",
     "control: talk to the kernel about devices": "kind = socket.AF_NETLINK, socket.SOCK_RAW\n"
     "refused(lambda: socket.socket(*kind))",
-    "talk to the hypervisor": "socket.socket(socket.AF_VSOCK)",
-    "use the kernel's ciphers": "kind = socket.AF_ALG, socket.SOCK_SEQPACKET\n"
-    "refused(lambda: socket.socket(*kind))",
-    "share a ring with the kernel": "area = ctypes.create_string_buffer(120)\n"
-    "refused(lambda: libc.syscall(425, 1, area))",
-    "catch faults": "call(323, 282, 1)",
-    "clone by the newer call": "libc.syscall(435, 0, 0)",
-    "change the host's name": "libc.sethostname(b'x', 1)",
-    "set the clock": "time.clock_settime(time.CLOCK_REALTIME, 1)",
     "raise a limit": "resource.setrlimit(resource.RLIMIT_AS, (-1, -1)), ValueError, OSError",
     "be more important": "os.nice(-5)",
-    "read the kernel's log": "libc.klogctl(3, ctypes.create_string_buffer(9), 9)",
     "run a program as root": "command = ['su', '-c', 'true']\n"
     "refused(lambda: os.posix_spawn('/usr/bin/su', command, {}))",
     "take 2 GB": "bytearray(2 << 30), MemoryError",
@@ -137,21 +131,8 @@ _TRIED = {
     "open the terminal": "open('/dev/tty')",
     "open terminals": "os.open('/dev/ptmx', os.O_RDWR)",
     "type for others": "for fd in (0, 1, 2):\n    refused(lambda: fcntl.ioctl(fd, 0x5412, b'x'))",
-    "ask for a new root by pivoting": "call(155, 41, b'/', b'/tmp')",
-    "mount by the newer calls": "for n in (428, 429, 430, 431, 432, 433, 442):\n"
-    "    refused(lambda: libc.syscall(n, -1, b'', 0, 0, 0))",
-    "join a namespace of the test": "path = '/proc/TEST/ns/net'\n"
-    "refused(lambda: libc.setns(os.open(path, 0), 0))",
     "control: unshare files": "libc.unshare(0x400)",
-    "namespaces of times, groups and messages": "for flag in (0x80, 0x02000000, 0x08000000):\n"
-    "    refused(lambda: libc.unshare(flag))",
     "control: a handle of the test": "libc.syscall(434, TEST, 0)",
-    "read the test's memory": "class V(ctypes.Structure): _fields_ = [('a', "
-    "ctypes.c_void_p), ('n', ctypes.c_size_t)]\n"
-    "v = V(ctypes.addressof(ctypes.create_string_buffer(8)), 8)\n"
-    "refused(lambda: call(310, 270, TEST, ctypes.byref(v), 1, ctypes.byref(v), 1, 0))",
-    "seize the test": "libc.ptrace(0x4206, TEST, 0, 0)",
-    "be traced": "libc.ptrace(0, 0, 0, 0)",
     "control: compare with the test": "call(312, 272, TEST, TEST, 0, 0, 0)",
     "control: signal a group": "os.killpg(os.getpgid(TEST), 0)",
     "control: signal a thread of the test": "call(234, 131, TEST, TEST, 0)",
@@ -171,7 +152,6 @@ _TRIED = {
     "        ctypes.memmove(at, b'overwritten', 11)\n    return at\nrefused(write)",
     "control: ask about the test's shared memory": "libc.shmctl(SHARED, 2, "
     "ctypes.create_string_buffer(256))",
-    "detach shared memory": "call(67, 197, 0)",
     "control: raise the test's semaphore": "one = (ctypes.c_short * 3)(0, 1, 0o4000)\n"
     "refused(lambda: libc.semop(SEMAPHORES, one, 1))",
     "control: raise it with a time limit": "one = (ctypes.c_short * 3)(0, 1, 0o4000)\n"
@@ -185,9 +165,6 @@ _TRIED = {
     "ctypes.create_string_buffer(256))",
     "control: open the test's queue by name": "call(240, 180, b'NAMED', 0, 0, None)",
     "control: remove the test's queue by name": "call(241, 181, b'NAMED')",
-    "send to and receive from queues by number": "for n in ((242, 182), (243, 183), (244, "
-    "184), (245, 185)):\n"
-    "    refused(lambda: call(*n, -1, None, 0, 0, None))",
     "control: connect a pair to a socket of the host": "send(socket.socket.connect)",
     "control: send a datagram to a socket of the host": "send(lambda s, to: s.sendto(b'x', to))",
     "control: send a message to a socket of the host": "send(lambda s, to: s.sendmsg([b'x'], "
@@ -210,52 +187,32 @@ _TRIED = {
     "control: outlive the test": "libc.prctl(1, 0, 0, 0, 0)",
     "control: take contexts of the kernel's input and output": "taken = ctypes.c_ulong(0)\n"
     "refused(lambda: call(206, 0, 1, ctypes.byref(taken)))",
-    "write all disks": "call(162, 81)",
-    "write one disk": "root = os.open('/usr', os.O_RDONLY)\n"
-    "refused(lambda: call(306, 267, -1) if root < 0 else call(306, 267, root))",
-    "open a file by the newer call": "how = (ctypes.c_uint64 * 3)(0o1000, 0, 0)\n"
-    "refused(lambda: libc.syscall(437, -100, b'/usr', how, 24))",
     "control: lock a file of the host": "def lock():\n"
     "    with open('/usr/bin/env', 'rb') as f: fcntl.lockf(f, fcntl.LOCK_SH)\nrefused(lock)",
     "control: take a big pipe": "a, b = os.pipe()\nrefused(lambda: fcntl.fcntl(a, 1031, 1 << 20))",
     "control: change what programs may expect of the machine": "libc.personality(0x20000 | "
     "libc.personality(0xffffffff))",
-    "lock memory": "libc.mlockall(3)",
     "take huge pages": "mmap.mmap(-1, 1 << 30, flags=0x40022)",
     "take memory without a reserve": "mmap.mmap(-1, 64 << 30, flags=0x4022)",
-    "load a program of the kernel": "area = ctypes.create_string_buffer(120)\n"
-    "refused(lambda: call(321, 280, 5, area, 120))",
-    "count events of the machine": "area = ctypes.create_string_buffer(b'\\0\\0\\0\\0p', 120)\n"
-    "refused(lambda: call(298, 241, area, 0, -1, -1, 0))",
-    "enter a ring": "libc.syscall(426, -1, 0, 0, 0, 0)",
     "control: add a key": "call(248, 217, b'user', b'x', b'y', 1, -1)",
-    "ask for a key": "call(249, 218, b'user', b'x', None, -1)",
     "control: watch files": "call(294, 26, 0)",
-    "watch all files": "call(300, 262, 0, 0)",
-    "open by handle": "call(304, 265, -100, None, 0)",
     "control: a socket of the internet": "socket.socket()",
     "control: a socket of datagrams": "socket.socket(type=socket.SOCK_DGRAM)",
-    "connect by the next version": "socket.create_connection(('::1', 53), 0.5)",
     "a pair of sockets of other kinds": "for family in (2, 10, 16, 17, 30, 38, 40):\n"
     "    refused(lambda: socket.socketpair(family), OSError, ValueError)",
-    "listen": "socket.create_server(('127.0.0.1', 0))",
-    "ask for what the kernel learnt late": "libc.syscall(462, 0, 0, 0)",
-    "become a group": "os.setgid(0)",
-    "become root for files": "libc.setfsuid(0)\nassert libc.setfsuid(-1) != 0, 'escaped'",
-    "take rights": "head = (ctypes.c_uint32 * 2)(0x20080522, 0)\n"
-    "data = (ctypes.c_uint32 * 6)(*[0xffffffff] * 6)\nrefused(lambda: call(126, 91, head, data))",
     "have rights that are passed on": "libc.prctl(47, 2, 0, 0, 0)",
     "take the filter off": "assert libc.prctl(21, 0, 0, 0, 0) == 2, 'escaped'",
     "let rights be given again": "libc.prctl(38, 0, 0, 0, 0)\n"
     "assert libc.prctl(39, 0, 0, 0, 0) == 1, 'escaped'",
-    "load a module of the kernel": "call(175, 105, None, 0, b'')",
-    "count what users store": "call(179, 60, 0, None, 0, None)",
-    "account for processes": "libc.acct(None)",
     "one long file after another": "def write():\n    for i in range(64):\n"
     "        with open('/tmp/%d' % (i % 4), 'ab') as f: f.write(bytes(1 << 20))\nrefused(write)",
     "a file with a hole": "def write():\n    with open('/tmp/hole', 'wb') as f:\n"
     "        f.truncate(1 << 40)\nrefused(write)",
     "a limit on cores": "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0), 'escaped'",
+    "make a call that no program needs": f"for name, numbers in {_UNKNOWN}.items():\n"
+    "    assert call(*numbers, *[-1] * 6) == -1, name\n"
+    "    assert ctypes.get_errno() == 38, 'escaped: ' + name",  # ENOSYS: by the filter
+    "make a call by the numbers of another table": "refused(lambda: libc.syscall((1 << 30) + 39))",
 }
 ATTEMPTS = {
     name: code
