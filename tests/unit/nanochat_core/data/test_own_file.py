@@ -48,13 +48,10 @@ def read_dataset(dataset, scratch):
     return asked
 
 
-def test_a_line_is_a_list_of_messages_or_an_object_with_them(tmp_path):
+def test_a_line_is_a_list_or_an_object_that_may_say_who_is_tested(tmp_path):
     lines = [talk("a"), {"messages": talk("b"), "source": "me"}, "", "  ", talk("\u00e9")]
     asked = read(tmp_path, lines)
     assert sorted(asked["train"] + asked["test"]) == ["a", "b", "\u00e9"]
-
-
-def test_a_file_may_say_who_is_tested(tmp_path):
     lines = [{"messages": talk(str(i)), "split": "test" if i % 2 else "train"} for i in range(40)]
     asked = read(tmp_path, lines)
     assert asked["train"] == [str(i) for i in range(0, 40, 2)]
@@ -67,13 +64,9 @@ def test_else_a_hash_of_the_question_decides_and_keeps_the_order(tmp_path):
     assert asked["train"] == sorted(asked["train"], key=int)
     twice = read(tmp_path, [talk(str(i), answer) for i in range(2000) for answer in "ab"])
     assert twice["test"] == [q for q in asked["test"] for _ in "ab"]
-
-
-def test_more_lines_move_none_of_the_others(tmp_path):
-    few = read(tmp_path, [talk(str(i)) for i in range(1000)])
-    more = read(tmp_path, [talk(str(i)) for i in reversed(range(1500))])
-    assert set(few["test"]) <= set(more["test"])
-    assert set(few["train"]) <= set(more["train"])
+    few = read(tmp_path, [talk(str(i)) for i in reversed(range(1000))])  # more lines move none
+    for split in ("train", "test"):
+        assert set(few[split]) <= set(asked[split])
 
 
 def test_a_small_file_keeps_a_question_for_testing(tmp_path):
@@ -130,18 +123,12 @@ def test_a_weight_is_obeyed_under_the_names_of_other_trainers(tmp_path, key, val
     assert kept(tmp_path, lines) == [[user, {**assistant, "weight": weight}, user, assistant]]
 
 
-def test_a_weight_may_stand_at_what_is_never_learnt_and_null_is_no_weight(tmp_path):
-    (user, assistant), system = talk("a"), {"role": "system", "content": "s"}
-    [messages] = kept(
-        tmp_path, [[{**system, "train": False}, {**user, "weight": 0}, {**assistant, "loss": None}]]
-    )
-    assert [m.get("weight") for m in messages] == [0, 0, None]
-
-
-def test_keys_that_hold_nothing_are_those_of_an_export(tmp_path):
-    user, assistant = talk("a", "")
-    exported = {**assistant, "tool_calls": None, "refusal": None, "annotations": [], "name": ""}
-    assert kept(tmp_path, [{"messages": [user, exported], "tools": []}]) == [[user, assistant]]
+def test_a_weight_may_stand_at_what_is_never_learnt_and_empty_keys_are_those_of_an_export(tmp_path):
+    (user, assistant), system = talk("a", ""), {"role": "system", "content": "s"}
+    exported = {**assistant, "tool_calls": None, "loss": None, "annotations": [], "name": ""}
+    messages = [{**system, "train": False}, {**user, "weight": 0}, exported]
+    expected = [{**system, "weight": 0}, {**user, "weight": 0}, assistant]
+    assert kept(tmp_path, [{"messages": messages, "tools": []}]) == [expected]
 
 
 CALLS = [{"id": "1"}]
