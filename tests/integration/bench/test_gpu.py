@@ -8,19 +8,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
 
+from bench.gpu import results, scheduler
 from bench.gpu.results import NEEDS_GPU, Entry, Results
 from bench.gpu.schedule import HEAD, QUARTER, STEPS, Step, fitting
 from bench.gpu.scheduler import Scheduler
 from tests.support.flows.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-# Reports that it is ready, and waits for its turn, as bench.gpu.report.wait_turn.
-READY = "import json, sys; print(json.dumps({'ready': True}), flush=True); sys.stdin.readline();"
 # The first step of each program; `make campaign CAMPAIGN=speed` runs them with other levers too.
 PROGRAMS = [
     step.name
@@ -129,16 +128,11 @@ def step_of(directory: Path, name: str, code: str, **fields: Any) -> Step:
     return Step(name=name, program=str(path), **(defaults | fields))
 
 
-def run(
-    directory: Path, *steps: Step, seconds: float = 600.0, gigabytes: float | None = None
-) -> list[Entry]:
-    """Run steps, on a GPU of so much memory or on none; return what is known of each."""
+def run(directory: Path, *steps: Step, seconds: float = 600.0, gpu: Any = None) -> list[Entry]:
+    """Run steps, on a GPU or on none; return what is known of each."""
     entries = [Entry(step=step) for step in steps]
-    results = Results(directory / "out", entries)
-    gpu: Any = None
-    if gigabytes is not None:
-        gpu = SimpleNamespace(total_bytes=gigabytes * 1e9, sample=lambda: (1980, 2619, None, 50, 4))
-    Scheduler(entries, results, seconds=seconds, cores=8, gpu=gpu, dry=True).run()
+    found = Results(directory / "out", entries)
+    Scheduler(entries, found, seconds=seconds, cores=8, gpu=gpu, dry=True).run()
     return entries
 
 
@@ -189,107 +183,101 @@ def is_gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-# The slow one is ready when the others have prepared, and one of them has begun.
-SLOW = "import time\nwhile 'quick' not in log.read_text(): time.sleep(0.01)\n"
-LOGGING = """
-import pathlib, time
-log = pathlib.Path(FOLDER, "log")
-log.touch()
-WAIT
-READY
-log.open("a").write("NAME "); time.sleep(0.3); log.open("a").write("end ")
-""".replace("READY", READY)
+class VirtualProgram:
+    """A program that prepares for so many seconds, and then runs for so many, of a virtual time."""
+
+    now = 0.0
+    alive: ClassVar[list["VirtualProgram"]] = []
+
+    def __init__(self, argv: list[str], *, prepares: bool, **_: object) -> None:
+        self.prepares, self.runs = map(float, argv)
+        self.is_held, self.has_turn = False, not prepares
+        self.alive.append(self)
+
+    @classmethod
+    def sleep(cls, seconds: float) -> None:
+        cls.now += seconds
+        for program in cls.alive:
+            if not program.is_ready:
+                program.prepares -= 0.0 if program.is_held else seconds
+            elif program.has_turn:
+                program.runs -= seconds
+
+    @property
+    def is_ready(self) -> bool:
+        return self.prepares <= 0.0
+
+    def ended(self) -> int | None:
+        return 0 if self.runs <= 0.0 else None
+
+    def hold(self) -> None:
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
+
+    def give_turn(self) -> None:
+        self.has_turn = True
+
+    def close(self) -> None:
+        self.alive.remove(self)
 
 
-def test_one_step_at_a_time_has_the_gpu_the_most_valuable_that_is_ready(tmp_path: Path) -> None:
-    steps = [
-        step_of(tmp_path, name, LOGGING.replace("NAME", name).replace("WAIT", wait), ready=60, **of)
-        for name, wait, of in (
-            ("slow", SLOW, {}),
-            ("quick", "", {"quiet": False}),
-            ("quiet", "", {}),
-        )
-    ]
-    entries = run(tmp_path, *steps)
-    # `quiet` was ready with `quick`, and waits for what is worth more and still prepares.
-    assert (tmp_path / "log").read_text().split() == ["quick", "end", "slow", "end", "quiet", "end"]
-    assert [entry.status for entry in entries] == ["ok", "ok", "ok"]
+# Steps: the seconds in which each prepares and runs, its limits. -> When each had the GPU.
+ORDERS: dict[str, tuple[dict[str, tuple[str, dict[str, Any]]], dict[str, int]]] = {
+    "one at a time, the most valuable that is ready, a quiet one after what is worth more": (
+        {
+            "slow": ("9 5", {"ready": 60}),
+            "quick": ("2 5", {"ready": 60, "quiet": False}),
+            "quiet": ("3 5", {"ready": 60}),
+        },
+        {"quick": 2, "slow": 9, "quiet": 14},
+    ),
+    "a quiet step stops what is prepared meanwhile": (
+        {"timed": ("2 10", {"ready": 60}), "held": ("5 1", {"ready": 60})},
+        {"timed": 2, "held": 15},
+    ),
+    "a less valuable step never takes the time of a more valuable one": (
+        # 55 s are left beside the margin: 40 for the first, so 15 for others until it has ended.
+        {
+            "valuable": ("4 9", {"ready": 60, "seconds": 40}),
+            "long": ("0 1", {"seconds": 30, "quiet": False}),
+            "short": ("0 1", {"seconds": 10, "quiet": False}),
+        },
+        {"short": 0, "valuable": 4, "long": 13},
+    ),
+    "steps prepare beside each other as the GPU's memory allows": (
+        {name: ("2 1", {"ready": 60, "gigabytes": 50}) for name in ("one", "two")},
+        {"one": 2, "two": 5},
+    ),
+    "a step without its time or its peer is skipped": (
+        {"too long": ("0 1", {"seconds": 100}), "peerless": ("0 1", {"peer": HEAD})},
+        {},
+    ),
+}
 
 
-# The less valuable one writes while it prepares, until the other has had the GPU.
-BEATING = f"""
-import pathlib, time
-beats, over = pathlib.Path(FOLDER, "beats"), pathlib.Path(FOLDER, "over")
-while not over.exists():
-    beats.open("a").write(".")
-    time.sleep(0.01)
-{READY}
-"""
-TIMED = f"""
-import pathlib, time
-beats = pathlib.Path(FOLDER, "beats")
-while not beats.exists():
-    time.sleep(0.01)
-{READY}
-time.sleep(0.5)
-before = beats.stat().st_size
-time.sleep(1)
-print("beats:", beats.stat().st_size - before)
-pathlib.Path(FOLDER, "over").touch()
-"""
-
-
-def test_a_quiet_step_stops_what_is_prepared_meanwhile(tmp_path: Path) -> None:
-    steps = {"timed": TIMED, "beating": BEATING}
-    first, second = run(tmp_path, *(step_of(tmp_path, n, steps[n], ready=60) for n in steps))
-    assert (first.status, first.lines) == ("ok", ["beats: 0"])
-    assert second.status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"seconds": 100}, "it takes 100"),
-        ({"peer": HEAD}, "NANOCHAT_DIR names no checkout of nanochat"),
-    ],
-)
-def test_a_step_without_its_time_or_its_peer_is_skipped(
-    fields: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rule", ORDERS)
+def test_the_gpu_is_given_to_one_step_at_a_time(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    steps, expected = ORDERS[rule]
     monkeypatch.delenv(HEAD, raising=False)
-    step = step_of(tmp_path, "a step", "raise AssertionError", **fields)
-    (entry,) = run(tmp_path, step, seconds=90)
-    assert entry.status == "skipped"
-    assert entry.why[0].endswith(why)
-
-
-def test_a_less_valuable_step_never_takes_the_time_of_a_more_valuable_one(tmp_path: Path) -> None:
-    entries = run(
-        tmp_path,
-        step_of(tmp_path, "valuable", f"import time; time.sleep(1)\n{READY}", ready=60, seconds=40),
-        step_of(tmp_path, "long", "raise AssertionError", seconds=30, quiet=False),
-        step_of(tmp_path, "short", "print('well')", seconds=10, quiet=False),
-        seconds=60,
-    )
-    # 55 s are left beside the margin: 40 for the first, so 15 for others until it has ended.
-    assert [entry.status for entry in entries] == ["ok", "failed", "ok"]
-    began = [entry.began_at or 0.0 for entry in entries]
-    assert began[2] < began[0] < began[1]
-
-
-def test_steps_prepare_beside_each_other_as_the_gpus_memory_allows(tmp_path: Path) -> None:
-    entries = run(
-        tmp_path,
-        *(step_of(tmp_path, name, READY, ready=60, gigabytes=50) for name in ("one", "two")),
-        gigabytes=80,
-    )
-    assert [entry.status for entry in entries] == ["ok", "ok"]
-    kept = stored(tmp_path)
-    first, second = entries
-    assert first.began_at + first.seconds <= second.began_at
+    monkeypatch.setattr(VirtualProgram, "now", 0.0)
+    clock = SimpleNamespace(monotonic=lambda: VirtualProgram.now, sleep=VirtualProgram.sleep)
+    for module in (results, scheduler):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(scheduler, "Program", VirtualProgram)
+    defaults = {"seconds": 20, "options": "", "dry": "", "passes": ""}
+    made = [Step(name=name, program=steps[name][0], **defaults | steps[name][1]) for name in steps]
+    gpu = SimpleNamespace(total_bytes=80e9, sample=lambda: (1980, 2619, None, 50, 4))
+    entries = run(tmp_path, *made, seconds=60 if "short" in steps else 90, gpu=gpu)
+    began = {e.step.name: e.began_at for e in entries if e.began_at is not None}
+    assert began == pytest.approx(expected, abs=0.5)
+    assert {e.status for e in entries if e.step.name in began} <= {"ok"}
+    assert {e.status for e in entries if e.step.name not in began} <= {"skipped"}
     # The clocks of the time that each had the GPU.
-    assert kept[0]["clocks"]["sm_mhz"] == 1980
-    assert kept[0]["clocks"]["reasons"] == {"power cap": 1.0}
+    assert {e.clocks["sm_mhz"] for e in entries if e.clocks} <= {1980}
 
 
 PROGRAM = """
