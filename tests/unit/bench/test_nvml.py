@@ -1,6 +1,7 @@
 """The GPU whose memory, energy and clocks a bench reports is the one on which it measures."""
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,13 +10,10 @@ from bench.gpu.nvml import Sampler, find_gpu
 
 
 class Library:
-    """NVML of a machine with eight GPUs that count no energy."""
+    """NVML of a machine with eight GPUs that count no energy and have no thermometer."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-
-    def nvmlInit_v2(self) -> int:
-        return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: object) -> int:
         self.asked.append(index)
@@ -25,23 +23,23 @@ class Library:
         self.asked.append(uuid.decode())
         return int(not uuid)
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, *_: object) -> int:
-        return 3  # NVML_ERROR_NOT_SUPPORTED
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            number = NUMBERS.get((name, *(word for word in given if type(word) is int)))
+            if number is None:
+                return 0 if name == "nvmlInit_v2" else 3  # NVML_ERROR_NOT_SUPPORTED
+            given[-1]._obj.value = number
+            return 0
 
-    def nvmlDeviceGetClockInfo(self, handle: object, kind: int, value: Any) -> int:
-        value._obj.value = {1: 1755, 2: 2619}[kind]
-        return 0
+        return call
 
-    def nvmlDeviceGetPowerUsage(self, handle: object, value: Any) -> int:
-        value._obj.value = 693_400
-        return 0
 
-    def nvmlDeviceGetTemperature(self, handle: object, sensor: int, value: Any) -> int:
-        return 3
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object, value: Any) -> int:
-        value._obj.value = 0x4 | 0x20
-        return 0
+NUMBERS = {
+    ("nvmlDeviceGetClockInfo", 1): 1755,
+    ("nvmlDeviceGetClockInfo", 2): 2619,
+    ("nvmlDeviceGetPowerUsage",): 693_400,
+    ("nvmlDeviceGetCurrentClocksThrottleReasons",): 0x4 | 0x20,
+}
 
 
 @pytest.fixture

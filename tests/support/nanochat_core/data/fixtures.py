@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat_core.config import ShardsConfig
+from nanochat_core.data import tokens
 from nanochat_core.data.shard_files import ShardSet, read_batches, shard_name, write_shard
 from nanochat_core.data.text.text_folder import folder_snapshot
-from nanochat_core.data.token_files import TokenSet
-from nanochat_core.data.tokens import tokenize_shard
 from nanochat_core.errors import DataError, NanochatError
 from nanochat_core.job import Job
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -136,39 +135,16 @@ def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
 
 @pytest.fixture
 def tokens_dir(
-    tmp_path: Path, write_shards: Callable[[list[list[str]]], Path], tokenizer_dir: Path
+    make_job: MakeJob, write_shards: Callable[[list[list[str]]], Path], tokenizer_dir: Path
 ) -> Path:
-    shards = ShardSet.open(
-        write_shards(
-            [
-                [f"word{i} " * (1 + i % 40) for i in range(300)],
-                [f"thing{i} " * (1 + i % 25) for i in range(200)],
-                [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
-            ]
-        )
-    )
-    directory = tmp_path / "tokens"
-    directory.mkdir()
-    made = [
-        tokenize_shard(
-            path,
-            tokenizer_directory=tokenizer_dir,
-            output=directory,
-            scratch=tmp_path,
-            dtype="uint16",
-        )
-        for path in (*shards.train, shards.validation)
+    documents = [
+        [f"word{i} " * (1 + i % 40) for i in range(300)],
+        [f"thing{i} " * (1 + i % 25) for i in range(200)],
+        [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
     ]
-    tokenizer = Tokenizer.load(tokenizer_dir)
-    TokenSet(
-        directory=directory,
-        dtype="uint16",
-        vocab_size=tokenizer.vocab_size,
-        bos=tokenizer.bos,
-        tokenizer=tokenizer.digest(),
-        shards=tuple(made),
-    ).write()
-    return directory
+    job = make_job("tokens", {"shards": write_shards(documents), "tokenizer": tokenizer_dir})
+    tokens.run(job)
+    return job.output
 
 
 @pytest.fixture
