@@ -229,8 +229,6 @@ LET_WITHOUT_NAMESPACES = (
 
 # Each must end as not passed, with a reason that holds the text next to it, or "timed out".
 _ENDED = {
-    "loop for ever": "while True: pass",
-    "sleep for ever": "import time; time.sleep(1000)",
     "wait for input": ("input()", "EOFError"),
     "ignore signals": "import signal\n"
     "for s in (1, 2, 3, 14, 15, 24): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
@@ -256,11 +254,8 @@ _ENDED = {
     "try: threading.Thread(target=bomb).start()\nexcept RuntimeError: pass\ntime.sleep(9)",
     "threads without end": "import threading\ndef f():\n    while True:\n"
     "        try: threading.Thread(target=f).start()\n        except RuntimeError: pass\nf()",
-    "folders without end": "import os\nwhile True:\n    try:\n        os.mkdir('/tmp/d')\n"
-    "        os.chdir('/tmp/d')\n        os.rename('/tmp/d', 'd')\n    except OSError: pass",
     "files without end": "i = 0\nwhile True:\n    i += 1\n"
     "    try: open('/tmp/%d' % i, 'w').close()\n    except OSError: pass",
-    "one sum without end": "x = 9 ** 9 ** 9",
     "a pattern without end": "import re; re.match('(a+)+$', 'a' * 60 + 'b')",
     "a line without end": ("x = '(' * 500_000; eval(x)", "SyntaxError"),
     "write to a closed output": (
@@ -275,7 +270,6 @@ _ENDED = {
     "ask for its time back": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
     "while True: pass",
     "wait for a lock": "import threading\nl = threading.Lock(); l.acquire(); l.acquire()",
-    "wait for a pipe": "import os\na, b = os.pipe(); os.read(a, 1)",
     "an error whose text is an error": (
         "class E(Exception):\n    def __str__(self): raise self\nraise E",
         "RuntimeError: E",

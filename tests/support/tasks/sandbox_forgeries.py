@@ -6,10 +6,7 @@ All are asked for `add(a, b)`, by the tests of `test_sandbox_verdicts`.
 # Where the check of a wrong answer follows: none of these may pass.
 FORGED = {
     "end with status 0": "import os; os._exit(0)",
-    "exit": "import sys; sys.exit(0)",
     "exit by exception": "raise SystemExit(0)",
-    "exit at exit": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
-    "print that it passed": "print('passed'); print('PASS'); 1 / 0",
     "print and exit": "import os; os.write(1, b'passed\\n'); os._exit(0)",
     "patch assertions": "import builtins\nclass A(Exception):\n    def __new__(c): return None\n"
     "builtins.AssertionError = A",
@@ -19,8 +16,6 @@ FORGED = {
     "exit in a thread": "import os, threading\n"
     "threading.Thread(target=os._exit, args=(0,)).start()",
     "replace the process": "import os; os.execv('/usr/bin/true', ['true'])",
-    "exit in a signal handler": "import os, signal\n"
-    "signal.signal(14, lambda *_: os._exit(0)); signal.setitimer(0, 0.1)\nwhile True: pass",
     "hide errors": "import sys; sys.excepthook = lambda *_: None",
     "end by a profile": "import os, sys\nsys.setprofile(lambda *_: os._exit(0))",
     "go on in a fork": "import os\nif os.fork(): os._exit(0)",
@@ -39,9 +34,6 @@ DECEIVED = {
     "        for name in ('expected', 'wanted'):\n"
     "            if name in frame.f_locals: return frame.f_locals[name]\n"
     "        frame = frame.f_back",
-    "take the answer from memory": "import gc\ndef add(a, b):\n"
-    "    for o in gc.get_objects():\n"
-    "        if isinstance(o, dict) and (a, b) in o: return o[a, b]",
     "read the nonce": "import os\nfor fd in range(60):\n    try: os.set_blocking(fd, False)\n"
     "    except OSError: pass\n"
     "found = b''\nfor fd in range(60):\n    try: found = found or os.read(fd, 99)\n"
@@ -82,10 +74,6 @@ DECEIVED = {
     "            except OSError: pass\n"
     "threading.Thread(target=flood, daemon=True).start()\ndef add(a, b): return 0",
     "an error that says it passed": "def add(a, b): raise AssertionError('passed')",
-    "an error named as none": "class Passed(BaseException): pass\ndef add(a, b): raise Passed",
-    "trace the check": "import sys\nsys.settrace(lambda *_: None)\n"
-    "sys.setprofile(lambda frame, *_: frame.f_globals.update(abs=lambda x: 0))\n"
-    "def add(a, b): return 0",
     "replace what exists": "import builtins, gc\nfor o in gc.get_objects():\n"
     "    if isinstance(o, dict) and 'abs' in o: o['abs'] = lambda x: 0\n"
     "def add(a, b): return 0",
@@ -95,8 +83,6 @@ DECEIVED = {
     "hide in an import": "import sys, types\nfake = types.ModuleType('math')\n"
     "fake.fabs = lambda x: 0\nsys.modules['math'] = fake\nbuiltins = sys.modules['builtins']\n"
     "builtins.__import__ = lambda *a, **k: fake\ndef add(a, b): return 0",
-    "raise what stops an iteration": "def add(a, b): raise StopIteration",
-    "no such function": "def plus(a, b): return a + b",
     "right once": "def add(a, b): return 5",
 }
 
@@ -122,16 +108,10 @@ EXHAUSTING = {
 RIGHT = "def add(a, b): return a + b"
 HONEST = {
     "plain": RIGHT,
-    "another function": "import operator\nadd = operator.add",
     "an object": "class Adder:\n    def __call__(self, a, b): return a + b\nadd = Adder()",
-    "a method": "class Adder:\n    def add(self, a, b): return a + b\nadd = Adder().add",
     "a static method": "class A:\n    add = staticmethod(lambda a, b: a + b)\nadd = A.add",
-    "a lambda": "add = lambda *numbers: sum(numbers)",
     "a partial": "import functools\nadd = functools.partial(lambda c, a, b: a + b + c, 0)",
     "a cache": "import functools\n@functools.lru_cache(None)\n" + RIGHT,
-    "a closure": "def make():\n    n = 0\n    def add(a, b):\n        nonlocal n\n"
-    "        n += 1\n        return a + b\n    return add\nadd = make()",
-    "prints": "def add(a, b):\n    print('adding', a, b)\n    return a + b",
     "prints much": "def add(a, b):\n    print('x' * 1_000_000)\n    return a + b",
     "imports": "import collections, functools, heapq, itertools, math, re, string, typing\n"
     + RIGHT,
@@ -158,14 +138,10 @@ HONEST = {
     "memory": "x = [0] * (10 ** 7)\n" + RIGHT,
     "a deep recursion": "import sys\nsys.setrecursionlimit(10000)\n"
     "def add(a, b, n=5000): return add(a, b, n - 1) if n else a + b",
-    "state": "seen = {}\ndef add(a, b):\n    return seen.setdefault((a, b), a + b)",
-    "made by exec": "exec('def add(a, b): return a + b')",
     "changes builtins": "import builtins\nbuiltins.abs = None\ndel builtins.sum\n" + RIGHT,
     "catches all": "def add(a, b):\n    try: return a + b\n    except: return 0\n    finally: pass",
     "reads its input": "import sys\nassert sys.stdin.read() == ''\n" + RIGHT,
-    "bits": "def add(a, b):\n    while b: a, b = a ^ b, (a & b) << 1\n    return a",
     "names beyond ASCII": "def add(\u00e4, b):\n    \u03c3 = '\u2211'\n    return \u00e4 + b",
-    "comments only in the middle": "# -*- coding: utf-8 -*-\n\n" + RIGHT + "  # the sum\n\n#",
     "tabs and returns": "def add(a, b):\r\n\treturn a + b\r\n",
 }
 # Those that need threads or files, which only bubblewrap gives.
