@@ -18,20 +18,13 @@ SMALL = (("identity", 1, 500, 5), ("spelling", 1, 60, 20), ("arithmetic", 1, 60,
 
 
 def make_job(directory, *, seed=42, datasets=SMALL):
+    names = ("name", "grade", "num_train", "num_test")
+    trees = [dict(zip(names, dataset, strict=True)) for dataset in datasets]
     job = small_job(
         directory,
         stage="task_data",
         entry="nanochat_core.data.conversations.task_data",
-        config={
-            "seed": seed,
-            "task_data": {
-                "datasets": [
-                    {"name": name, "grade": grade, "num_train": train, "num_test": test}
-                    for name, grade, train, test in datasets
-                ]
-            },
-        },
-        inputs={},
+        config={"seed": seed, "task_data": {"datasets": trees}},
     )
     job.output.mkdir(parents=True, exist_ok=True)
     return job
@@ -43,13 +36,8 @@ def test_every_dataset_is_written_and_counted(tmp_path):
     described = json.loads((job.output / "task_data.json").read_text())
     assert described["format"] == task_data.FORMAT
     assert list(described["datasets"]) == ["identity", "spelling", "arithmetic"]
-    assert described["datasets"]["spelling"] == {
-        "kind": "generated",
-        "grade": 1,
-        "train": 60,
-        "test": 20,
-        "overlap": 0,
-    }
+    counts = {"train": 60, "test": 20, "overlap": 0}
+    assert described["datasets"]["spelling"] == {"kind": "generated", "grade": 1, **counts}
     assert described["core"] is None
     assert sorted(p.name for p in job.directory.iterdir()) == ["events.jsonl", "output"]
     for name, counts in described["datasets"].items():
@@ -76,17 +64,15 @@ def test_the_seed_decides_every_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("datasets", "message"),
+    ("dataset", "message"),
     [
-        ((("gsm9k", 1, 1, 1),), "there is no task 'gsm9k'"),
-        ((("spelling", 9, 1, 1),), "spelling has no grade 9"),
-        ((("conversation", 4, 1, 1),), "conversation has no grade 4"),
-        ((("spelling", 1, None, 1),), "spelling is synthetic: give num_train"),
+        (("gsm9k", 1, 1, 1), "there is no task 'gsm9k'"),
+        (("spelling", 9, 1, 1), "spelling has no grade 9"),
+        (("spelling", 1, None, 1), "spelling is synthetic: give num_train"),
     ],
 )
-def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, datasets, message):
-    job = make_job(tmp_path, datasets=datasets)
-    refused(message, task_data.run, job)
+def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, dataset, message):
+    refused(message, task_data.run, make_job(tmp_path, datasets=(dataset,)))
 
 
 def ask(text):
