@@ -196,12 +196,8 @@ def test_a_question_of_spelling_names_the_word_and_the_letter_as_people_write():
 
 def test_letters_are_counted_by_the_calculator():
     for c in made("spelling", grade=3):
-        word, letter = c["word"], c.get("letter")
-        calls = {
-            "spell": [],
-            "count": [f'"{word}".count("{letter}")'],
-            "length": [f'"{word}".count("")-1'],
-        }
+        calls = {"spell": [], "count": [f'"{c["word"]}".count("{c.get("letter")}")']}
+        calls["length"] = [f'"{c["word"]}".count("")-1']
         assert parts(c, "python") == calls[c["kind"]]
     counts = [c["answer"] for c in made("spelling") if c["kind"] == "count"]
     assert 0.05 < counts.count("0") / len(counts) < 0.3

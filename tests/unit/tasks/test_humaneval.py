@@ -16,12 +16,9 @@ def test_a_row_is_a_question_and_the_whole_function_as_its_answer():
         f"{ROW['prompt']}\n{ROW['canonical_solution']}",
     ]
     assert (conversation["entry_point"], conversation["test"]) == ("roots", ROW["test"])
-
-
-@pytest.mark.parametrize("column", ["prompt", "canonical_solution", "test", "entry_point"])
-def test_a_row_without_a_column_is_refused(column):
-    with pytest.raises(TaskError, match=f"column '{column}' holds null, expected text"):
-        humaneval.convert({**ROW, column: None})
+    for column in ("prompt", "canonical_solution", "test", "entry_point"):
+        with pytest.raises(TaskError, match=f"column '{column}' holds null, expected text"):
+            humaneval.convert({**ROW, column: None})
 
 
 @pytest.mark.parametrize(

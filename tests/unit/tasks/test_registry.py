@@ -86,31 +86,23 @@ def test_a_task_of_an_installed_package_is_used_by_its_name(tmp_path, monkeypatc
     assert registry.task_named("spelling").name == "spelling"
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (
-            "import no_such_module",
-            "cannot be loaded from other:TASK: ModuleNotFoundError: No module",
-        ),
-        ("TASK = 1", "task 'riddles': other:TASK is of type int"),
-        (
-            RIDDLES.replace('"riddles"', '"poems"'),
-            "is task 'poems', its package calls it 'riddles'",
-        ),
-    ],
-)
-def test_a_package_whose_task_cannot_be_used_is_refused(module, message, tmp_path, monkeypatch):
-    install(tmp_path, "other", "riddles", module)
+# Packages that have the task, and what is said of them.
+UNUSABLE = [
+    ({"other": "import no_such_module"}, "loaded from other:TASK: ModuleNotFoundError: No module"),
+    ({"other": "TASK = 1"}, "task 'riddles': other:TASK is of type int"),
+    ({"other": RIDDLES.replace('"riddles"', '"poems"')}, "is task 'poems', its package calls it"),
+    (
+        dict.fromkeys(("riddles_one", "riddles_two"), RIDDLES),
+        "more than one task 'riddles': riddles_one:TASK, ridd",
+    ),
+]
+
+
+@pytest.mark.parametrize(("packages", "message"), UNUSABLE)
+def test_a_package_whose_task_cannot_be_used_is_refused(packages, message, tmp_path, monkeypatch):
+    for package, module in packages.items():
+        install(tmp_path, package, "riddles", module)
+        monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "other", raising=False)
     with pytest.raises(TaskError, match=message):
-        registry.task_named("riddles")
-
-
-def test_two_packages_with_the_same_task_are_refused(tmp_path, monkeypatch):
-    install(tmp_path, "riddles_one", "riddles", RIDDLES)
-    install(tmp_path, "riddles_two", "riddles", RIDDLES)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TaskError, match="more than one task 'riddles': riddles_one:TASK, ridd"):
         registry.task_named("riddles")

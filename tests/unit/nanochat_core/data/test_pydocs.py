@@ -3,11 +3,10 @@ import sys
 import pytest
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data import processes
 from nanochat_core.data.text import pydocs
 from nanochat_core.data.text.docstrings import MAX_CHARS, make_documents, read_sections, split_text
-from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
+from tests.support.nanochat_core.data.fixtures import refused
 
 VERSION = "python=={}.{}.{}".format(*sys.version_info)
 SOURCE = '''
@@ -109,17 +108,14 @@ def test_modules_are_read_without_importing_them(tmp_path, library):
     assert len({d.text for d in found}) == len(found)
 
 
-def test_reading_in_processes_gives_the_same_documents(tmp_path, library, monkeypatch):
-    modules = 100
-    for i in reversed(range(modules)):
+def test_modules_are_read_in_the_order_of_their_names(tmp_path, library):
+    for i in reversed(range(100)):
         text = SOURCE.replace("people", f"person {i}").replace("large things", f"things {i}")
         (library / "demo" / f"m{i:03}.py").write_text(text)
     found = documents(tmp_path, *pydocs.python_snapshot())
-    monkeypatch.setattr(processes, "usable_cores", lambda: 1)
-    assert found == documents(tmp_path, *pydocs.python_snapshot())
-    groups = [d.group for d in found if d.text.startswith("demo.m")]
     # Of each its class: the rest is too short without what demo itself says too.
-    assert groups == [f"demo.m{i:03}" for i in range(modules)]
+    groups = [d.group for d in found if d.text.startswith("demo.m")]
+    assert groups == [f"demo.m{i:03}" for i in range(100)]
 
 
 def test_the_help_topics_are_documents():
@@ -129,6 +125,5 @@ def test_the_help_topics_are_documents():
 
 @pytest.mark.parametrize("snapshot", [(), ("python==2.7.18",), (VERSION, "numpy==1.0")])
 def test_another_snapshot_is_refused(tmp_path, snapshot):
-    with pytest.raises(DataError, match=f", this is {VERSION}") as error:
-        documents(tmp_path, *snapshot)
-    assert error.value.hint == "plan again with this Python, or use that version"
+    hint = "plan again with this Python, or use that version"
+    refused(f", this is {VERSION}", documents, tmp_path, *snapshot, hint=hint)
