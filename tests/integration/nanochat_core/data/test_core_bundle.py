@@ -162,9 +162,11 @@ def cached(web):
 WHOLE = ["bundle.zip", "bundle.zip.json", "lock"]
 
 
-def test_a_bundle_is_downloaded_once_for_each_validator(web):
-    sha256 = hashlib.sha256(web.data).hexdigest()
-    assert [fetch(web), fetch(web)] == [sha256, sha256]
+def test_a_bundle_is_downloaded_once_for_each_validator(web, monkeypatch):
+    monkeypatch.setattr(transfers, "SECONDS_BETWEEN_LINES", 0.0)
+    log, sha256 = [], hashlib.sha256(web.data).hexdigest()
+    assert [fetch(web, log=log.append), fetch(web)] == [sha256, sha256]
+    assert log[-1].startswith("downloaded 0 of 0 MB, ")
     assert ask_validator(web.url, seconds=60) == find_archive(web.url).validator == web.validator
     assert web.gets == 1
     web.data = zip_of(FILES, compression=zipfile.ZIP_STORED)
@@ -203,36 +205,29 @@ NO_ADDRESS = [
     *("ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", "", "http://host:abc/b.zip"),
     *("https://a..b/b.zip", "https:///b.zip"),
 ]
-
-
-@pytest.mark.parametrize("url", [*NO_ADDRESS, CLOSED])
-@pytest.mark.usefixtures("hub")
-def test_an_address_that_leads_nowhere_is_named(url, waits):
-    settings = {"validator": None, "log": print, "hint": "check the address, the network"}
-    refused(f"^{url} cannot be downloaded: ", fetch_archive, url, **settings)
-    refused(f"^{url} cannot be downloaded: ", ask_validator, url, seconds=1.0)
-    assert waits == (list(errors.WAITS) if url == CLOSED else [])
+NO_PROXY = [
+    *(("ALL_PROXY", "socks4://127.0.0.1:9"), ("SSL_CERT_FILE", "/nothing")),
+    *(("HTTP_PROXY", f"{kind}:port") for kind in ("http://host", "other://host")),
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("url", "variable", "value"),
     [
-        ("ALL_PROXY", "socks4://127.0.0.1:9"),
-        *(("HTTP_PROXY", f"{kind}:port") for kind in ("http://host", "other://host")),
-        ("SSL_CERT_FILE", "/nothing"),
+        *((url, "NO_PROXY", "127.0.0.1") for url in (*NO_ADDRESS, CLOSED)),
+        *(("http://127.0.0.1:9/y", *proxy) for proxy in NO_PROXY),
     ],
 )
-def test_a_proxy_that_cannot_be_used_is_one_line(web, monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    for ask in (lambda: fetch(web), lambda: ask_validator(web.url, seconds=1.0)):
-        refused("cannot be downloaded: ", ask, hint=name)
-
-
-def test_progress_is_logged(web, monkeypatch):
-    monkeypatch.setattr(transfers, "SECONDS_BETWEEN_LINES", 0.0)
-    lines = []
-    fetch(web, log=lines.append)
-    assert lines[-1].startswith("downloaded 0 of 0 MB, ")
+@pytest.mark.usefixtures("hub")
+def test_an_address_that_leads_nowhere_and_a_proxy_that_cannot_be_used_are_named(
+    url, variable, value, waits, monkeypatch
+):
+    monkeypatch.setenv(variable, value)
+    hint = "check the address, the network" if variable == "NO_PROXY" else variable
+    complaint = f"^{url} cannot be downloaded: "
+    refused(complaint, fetch_archive, url, validator=None, log=print, hint=hint)
+    refused(complaint, ask_validator, url, seconds=1.0, hint=hint)
+    assert waits == (list(errors.WAITS) if url == CLOSED else [])
 
 
 def section(web, *, sha256=None, datasets=()):
@@ -241,15 +236,9 @@ def section(web, *, sha256=None, datasets=()):
 
 def test_the_stage_downloads_the_bundle_once_and_reports_it(web, make_job):
     sha256 = hashlib.sha256(web.data).hexdigest()
-    web.answers = [Answer(spoils=True)]
+    web.answers, few = [Answer(spoils=True)], dataset("identity", num_train=3, num_test=1)
     for name in ("one", "two", "three"):
-        job = make_job(
-            "task_data",
-            {},
-            task_data=section(
-                web, sha256=sha256, datasets=(dataset("identity", num_train=3, num_test=1),)
-            ),
-        )
+        job = make_job("task_data", {}, task_data=section(web, sha256=sha256, datasets=(few,)))
         task_data.run(job)
         assert tree_of(job.output / "core") == bare(), name
         described = json.loads((job.output / "task_data.json").read_text())

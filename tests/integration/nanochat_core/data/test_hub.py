@@ -29,13 +29,20 @@ def quick(monkeypatch):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 14)
 
 
-def fetch(path, *, revision="main"):
+@pytest.fixture
+def hub(hub):
+    """A Hub with a dataset of one file."""
+    hub.add(REPOSITORY, {"a.parquet": BIG})
+    return hub
+
+
+def fetch(path):
     """List and download one file."""
-    return fetch_all(path, revision=revision)[0]
+    return fetch_all(path)[0]
 
 
-def fetch_all(pattern="*", *, revision="main", log=print):
-    commit, files = list_files(REPOSITORY, revision, [pattern])
+def fetch_all(pattern="*", *, log=print):
+    commit, files = list_files(REPOSITORY, "main", [pattern])
     return download(REPOSITORY, commit, files, log=log)
 
 
@@ -61,8 +68,8 @@ def test_files_are_listed_at_the_commit_that_a_branch_is_today(hub):
 
 
 def test_a_new_commit_costs_only_what_is_new_in_it_and_lists_are_cached_with_a_download(hub):
-    first = hub.add(REPOSITORY, {"a.parquet": BIG})
     fetch("a.parquet")
+    first = list_files(REPOSITORY, "main", ["*"])[0]
     second = hub.add(REPOSITORY, {"a.parquet": BIG, "b.parquet": BIG[1:]})
     assert fetch("a.parquet").read_bytes() == BIG
     assert [r.file for r in hub.downloads()] == ["a.parquet"]
@@ -77,7 +84,6 @@ def test_a_new_commit_costs_only_what_is_new_in_it_and_lists_are_cached_with_a_d
 @pytest.mark.parametrize("kind", ["api", "head", "bytes"])
 @pytest.mark.usefixtures("no_pauses")
 def test_what_may_work_in_a_moment_is_asked_again(hub, kind, status):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.fail("", status, kind=kind)
     assert fetch("a.parquet").read_bytes() == BIG
     assert [r.kind for r in hub.requests if r.status == status] == [kind]
@@ -96,7 +102,6 @@ def test_a_file_that_is_damaged_on_the_way_is_fetched_once_more(hub, name, data)
 
 
 def test_a_file_that_was_damaged_in_the_cache_is_fetched_once_more(hub):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     blob = fetch("a.parquet").resolve()
     for wrong in (BIG[:-1], BIG[:-1] + b"\0"):
         blob.write_bytes(wrong)
@@ -105,7 +110,6 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_once_more(hub):
 
 
 def test_the_token_opens_the_gate_and_never_reaches_the_storage(hub, monkeypatch):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.gate(REPOSITORY, "right")
     for token in ("", "wrong"):
         monkeypatch.setenv("HF_TOKEN", token)
@@ -115,24 +119,21 @@ def test_the_token_opens_the_gate_and_never_reaches_the_storage(hub, monkeypatch
     assert {r.token for r in hub.downloads()} == {None}
 
 
-@pytest.mark.parametrize(
-    ("repository", "revision", "path", "complaint"),
-    [
-        ("me/nothing", "main", "a.parquet", "there is no dataset me/nothing at http://127"),
-        ("me/data", "v2", "a.parquet", "me/data has no such revision: revision v2 was asked for"),
-        ("me/data", "0" * 40, "a.parquet", "me/data has no such revision: revision 000"),
-        ("me/data/x/y", "main", "a.parquet", "there is no dataset me/data/x/y"),
-    ],
-)
-def test_what_is_not_there_is_named(hub, repository, revision, path, complaint):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
-    refused(complaint, list_files, repository, revision, [path], hint="")
+NOT_THERE = [
+    ("me/nothing", "main", "there is no dataset me/nothing at http://127"),
+    ("me/data/x/y", "main", "there is no dataset me/data/x/y"),
+    *(("me/data", r, f"me/data has no such revision: revision {r}") for r in ("v2", "0" * 40)),
+]
+
+
+@pytest.mark.parametrize(("repository", "revision", "complaint"), NOT_THERE)
+def test_what_is_not_there_is_named(hub, repository, revision, complaint):
+    refused(complaint, list_files, repository, revision, ["*"], hint="")
 
 
 @pytest.mark.parametrize(("status", "kind"), [(429, "bytes"), (403, "bytes"), (500, "head")])
 @pytest.mark.usefixtures("no_pauses")
 def test_a_server_that_keeps_refusing_is_named(hub, status, kind):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.fail("a.parquet", status, kind=kind, times=None)
     refused(rf"answers {status} for a\.parquet of me/data", fetch, "a.parquet", hint="")
     heads = [request for request in hub.requests if request.kind == "head"]
@@ -149,7 +150,6 @@ def test_a_server_that_is_no_hub_is_named(hub):
 
 @pytest.mark.parametrize("revision", ["main", "0" * 40])
 def test_offline_without_a_cache_says_so(hub, monkeypatch, revision):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(errors, "WAITS", (1000.0,))
     complaint = "is not on this machine, and HF_HUB_OFFLINE is set"
@@ -202,7 +202,6 @@ def test_a_cache_that_was_copied_without_links_is_used(
 
 
 def test_a_server_that_cannot_be_reached_is_named_unless_all_is_here(hub):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     fetch("a.parquet")
     hub.close()
     assert fetch("a.parquet").read_bytes() == BIG
@@ -219,7 +218,6 @@ def test_a_disk_that_refuses_is_named(hub, number):
 
 
 def test_what_the_disk_has_no_space_for_is_not_begun(hub, monkeypatch):
-    hub.add(REPOSITORY, {"a.parquet": BIG})
     fetch("a.parquet")
     hub.add(REPOSITORY, {"a.parquet": BIG, "b.parquet": BIG[1:], "c.json": SMALL})
     disk = SimpleNamespace(free=SIZE + 7)
