@@ -1,4 +1,4 @@
-"""The bench next to llama.cpp: what it skips, the file that it writes, and a line of its table."""
+"""The bench next to llama.cpp: a step of it, and the file that it writes."""
 
 from pathlib import Path
 
@@ -10,24 +10,6 @@ from bench import llama
 from nanochat_core.scaling import model_for_depth
 
 pytestmark = pytest.mark.torch
-ROW = {
-    "depth": 4,
-    "batch": 1,
-    "precision": "bf16",
-    "llama": "BF16",
-    "tokens_per_cpu_second": 1700.0,
-    "llama_tokens_per_cpu_second": 1000.0,
-    "first_ms": 2.5,
-    "llama_first_ms": 8.0,
-}
-
-
-def test_a_line_compares_first_tokens_of_one_answer_only() -> None:
-    assert llama.describe(ROW) == (
-        "d4     1 at a time, bf16    1,700 tokens per CPU second, llama.cpp in BF16    1,000 "
-        "(1.70x); first token after 2.5 and 8.0 CPU ms (3.20x)"
-    )
-    assert "first token" not in llama.describe(ROW | {"batch": 32})
 
 
 def test_a_step_is_the_median_of_the_rounds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-from bench.train import Case, Side, SideFailed, table
+from bench.train import Case, Side, SideFailed
 
 ROOT = Path(__file__).parents[3]
 TINY = Case(
@@ -31,8 +31,8 @@ for step in range(1000):
 """
 
 
-def measured(*seconds: float, sections: dict[str, float] | None = None) -> list[dict[str, Any]]:
-    least = {"steps": 2, "peak_bytes": 10**9, "sections": sections or {}}
+def measured(*seconds: float) -> list[dict[str, Any]]:
+    least = {"steps": 2, "peak_bytes": 10**9, "sections": {}}
     return [{**least, "seconds": s, "cpu_seconds": 2 * s} for s in seconds]
 
 
@@ -93,16 +93,3 @@ def test_a_held_side_does_nothing_until_it_is_released(loop: Side) -> None:
 def state_of(side: Side) -> str:
     """The state of the side's process in /proc: R, S or T."""
     return Path(f"/proc/{side._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_the_table_has_both_sides_and_what_a_checkpoint_costs() -> None:
-    split = {"forward": 0.2, "checkpoint": 0.0}
-    rounds = {
-        "ours": measured(1.0, 1.0, sections=split),
-        "saving": measured(1.5, sections={"checkpoint": 0.3}),
-        "peer": measured(2.0, 2.0, sections={"forward": 1.0}),
-    }
-    text = "\n".join(table(TINY, rounds))
-    assert "ours / peer: 2.00, of CPU s 2.00" in text
-    assert "a checkpoint holds a step for 0.30 s, 0.50% at one a minute; +0.50 s" in text
-    assert "forward 100" in text  # milliseconds of a step

@@ -6,7 +6,6 @@ import psutil
 import pytest
 
 from tasks import registry
-from tasks.sandbox import humaneval_grader
 from tasks.sandbox.run import protections, run_all
 from tests.campaigns.security.sandbox import CHECK, WRONG
 from tests.integration.tasks.test_sandbox import needs_a_sandbox
@@ -54,15 +53,9 @@ def test_what_interrupts_the_wait_ends_all_that_run():
     assert not [t for t in threading.enumerate() if t.name.startswith("sandbox")]
 
 
-def test_a_task_that_grades_many_at_a_time_says_what_it_says_of_one():
-    conversation = {
-        "messages": [{"role": "user", "content": CHECK.setup}],
-        "entry_point": "add",
-        "test": CHECK.test,
-    }
-    graded = [(conversation, answer) for answer in (RIGHT, WRONG, RIGHT, "")]
+def test_a_task_grades_many_answers_at_a_time():
+    question = {"messages": [{"role": "user", "content": CHECK.setup}], "entry_point": "add"}
+    graded = [(question | {"test": CHECK.test}, answer) for answer in (RIGHT, WRONG, RIGHT, "")]
     assert registry.are_correct("humaneval", graded) == [True, False, True, False]
-    assert humaneval_grader.are_correct([]) == []
-    for conversation, answer in graded[:2]:
-        alone = registry.grader_of("humaneval").is_correct(conversation, answer)
-        assert registry.are_correct("humaneval", [(conversation, answer)]) == [alone]
+    assert registry.are_correct("humaneval", []) == []
+    assert registry.grader_of("humaneval").is_correct(*graded[0])

@@ -8,7 +8,6 @@ from tasks.base import (
     check_conversation,
     distinct,
     final_number,
-    kind_of,
     parts_of,
     prompt_key,
     prompt_of,
@@ -127,13 +126,3 @@ NO_CONVERSATION = [
 def test_what_is_no_conversation_is_refused_by_message(transcript):
     for messages in NO_CONVERSATION:
         transcript.refused(str(messages), TaskError, check_conversation, {"messages": messages})
-
-
-def test_a_system_message_may_come_first():
-    check_conversation({"messages": [{"role": "system", "content": "s"}, user("a"), assistant([])]})
-
-
-def test_a_value_is_named_as_json_has_it():
-    values = [None, True, 1, 1.5, "a", [], {}]
-    names = ["null", "true or false", "a number", "a number", "text", "a list", "an object"]
-    assert [kind_of(value) for value in values] == names

@@ -241,11 +241,3 @@ def test_several_files_come_at_a_time_and_are_counted(hub, monkeypatch):
     assert [path.read_bytes() for path in found] == [BIG[i:] for i in range(6)]
     assert "downloaded 0 of 1 MB, " in lines[0]
     assert lines[-1].startswith("downloaded 1 of 1 MB, ")
-
-
-def test_the_first_error_ends_the_other_downloads(hub):
-    hub.add(REPOSITORY, {f"{i:02}.parquet": BIG[i:] for i in range(20)})
-    hub.slow("", 0.05)
-    hub.fail("00.parquet", 403, times=None)
-    refused("answers 403 for 20 files of me/data", fetch_all)
-    assert len(hub.downloads()) < 20

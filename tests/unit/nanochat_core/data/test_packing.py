@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,28 +96,30 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
     assert waiting < row_len
 
 
-def test_a_long_document_fills_rows_at_once_and_its_rest_waits():
-    rows = pack([[25, 3], [4]], row_len=10, policy="default", buffer_documents=1)
-    assert list(rows) == [
-        [Segment(0, 0, 10)],
-        [Segment(0, 10, 9)],  # behind a bos of its own
-        [Segment(0, 19, 6), Segment(1, 0, 3)],
-    ]
+PACKED = {  # lengths as they arrive, the buffer -> rows of ten tokens
+    "a long document fills rows at once, behind a bos of its own, and its rest waits": (
+        ([[25, 3], [4]], 1),
+        [[Segment(0, 0, 10)], [Segment(0, 10, 9)], [Segment(0, 19, 6), Segment(1, 0, 3)]],
+    ),
+    "one that fills rows exactly leaves no rest": (
+        ([[19, 9]], 1),
+        [[Segment(0, 0, 10)], [Segment(0, 10, 9)]],
+    ),
+    "the largest that fits comes next, of equals the earliest": (
+        ([[4, 6, 4, 6]], 4),
+        [[Segment(1, 0, 6), Segment(0, 0, 4)], [Segment(3, 0, 6), Segment(2, 0, 4)]],
+    ),
+    "where none fits the shortest is cropped": (
+        ([[7, 8, 9]], 3),
+        [[Segment(2, 0, 9), Segment(0, 0, 1)]],
+    ),
+}
 
 
-def test_a_document_that_fills_rows_exactly_leaves_no_rest():
-    rows = pack([[19, 9]], row_len=10, policy="default", buffer_documents=1)
-    assert list(rows) == [[Segment(0, 0, 10)], [Segment(0, 10, 9)]]
-
-
-def test_a_row_takes_the_largest_that_fits_and_the_earliest_among_equals():
-    rows = pack([[4, 6, 4, 6, 2]], row_len=10, policy="default", buffer_documents=5)
-    assert next(rows) == [Segment(1, 0, 6), Segment(0, 0, 4)]
-
-
-def test_when_none_fits_the_shortest_is_cropped():
-    rows = pack([[7, 8, 9]], row_len=10, policy="default", buffer_documents=3)
-    assert list(rows) == [[Segment(2, 0, 9), Segment(0, 0, 1)]]
+@pytest.mark.parametrize(("given", "rows"), PACKED.values(), ids=PACKED)
+def test_the_default_policy_packs_as_its_guide_says(given, rows):
+    arriving, buffer = given
+    assert list(pack(arriving, row_len=10, policy="default", buffer_documents=buffer)) == rows
 
 
 def test_batches_do_not_cross_row_groups():

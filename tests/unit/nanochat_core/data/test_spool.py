@@ -39,11 +39,6 @@ def test_lines_are_written_in_the_order_that_is_asked_for(spool_of, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["lines", "t"]
 
 
-def test_nothing_is_written_as_an_empty_file(spool_of, tmp_path):
-    spool_of(tmp_path / "lines", []).everything().write(tmp_path / "a.jsonl", scratch=tmp_path)
-    assert (tmp_path / "a.jsonl").read_bytes() == b""
-
-
 def test_what_is_asked_in_both_is_found_whatever_the_answer(spool_of, tmp_path):
     train = spool_of(tmp_path / "a", [ask("1"), ask("2"), ask("3")])
     test = spool_of(tmp_path / "b", [ask("9"), ask("3", "no"), ask("1"), ask("\ud800")])
