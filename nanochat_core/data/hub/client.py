@@ -8,9 +8,8 @@ resumes inside the file; after its process was killed it starts again.
 
 import glob
 import hashlib
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -178,33 +177,24 @@ def _check_space(repository: str, commit: str, files: "Sequence[RepoFile]", kind
 
 def _fault(file: "RepoFile", path: Path) -> str | None:
     """Return what is wrong with a file in the cache. None means intact."""
-    # A link leads to a name that is the content's digest. A cache that was copied without links, or
-    # is on a disk without them, has the file under its own name.
-    name = path.resolve().name
-    expected = name if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else file.blob_id
+    expected = file.lfs.sha256 if file.lfs else file.blob_id
     HEARTBEAT.beat("verifying downloads")
     try:
-        if expected in _digests(path):
+        if _digest(path, is_large=file.lfs is not None) == expected:
             return None
     except OSError as error:  # a bad block
         return f"cannot be read: {reason_of(error)}"
     return f"has another digest than {expected[:12]}"
 
 
-def _digests(path: Path) -> Iterator[str]:
-    """Yield the digests by which the Hub may name a file: sha256, and git's ids."""
+def _digest(path: Path, *, is_large: bool) -> str:
+    """Return the digest by which the Hub names a file: a large one's sha256, or git's id."""
     with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        yield sha256
+        if is_large:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
         size = path.stat().st_size
-        # Git stores a large file as this pointer (LFS), and the list of a commit has its id.
-        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-        yield hashlib.sha1(
-            f"blob {len(pointer)}\0{pointer}".encode(), usedforsecurity=False
-        ).hexdigest()
-        stream.seek(0)
         blob = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-        yield hashlib.file_digest(stream, lambda: blob).hexdigest()
+        return hashlib.file_digest(stream, lambda: blob).hexdigest()
 
 
 def _bar_for(progress: ByteProgress) -> Any:

@@ -208,13 +208,9 @@ def tree_of(files: Mapping[str, bytes]) -> list[dict[str, object]]:
         {"type": "directory", "oid": "0" * 40, "size": 0, "path": folder} for folder in folders
     ]
     for path, data in files.items():
-        entry: dict[str, object] = {"type": "file", "path": path, "size": len(data)}
-        if is_large(path, data):
-            lfs = {"oid": sha256_of(data), "size": len(data), "pointerSize": 134}
-            entry |= {"oid": git_id(pointer_to(data)), "lfs": lfs}
-        else:
-            entry["oid"] = git_id(data)
-        entries.append(entry)
+        about = {"type": "file", "path": path, "size": len(data), "oid": git_id(data)}
+        lfs = {"oid": sha256_of(data), "size": len(data), "pointerSize": 134}
+        entries.append(about | ({"lfs": lfs} if is_large(path, data) else {}))
     return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
@@ -224,12 +220,6 @@ def is_large(path: str, data: bytes) -> bool:
 
 def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def pointer_to(data: bytes) -> bytes:
-    """Return what git stores in place of a large file."""
-    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{sha256_of(data)}")
-    return "\n".join((*lines, f"size {len(data)}\n")).encode()
 
 
 def git_id(data: bytes) -> str:
