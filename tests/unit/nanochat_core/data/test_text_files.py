@@ -1,6 +1,5 @@
 """Which files are text, what is said of the others, and how documents are divided."""
 
-import gzip
 import json
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from nanochat_core.data.text import local_text, text_files
 from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
 from nanochat_core.data.text.text_folder import files_below, folder_snapshot
 from nanochat_core.errors import DataError
-from nanochat_core.runtime.progress import Progress, read_events
+from nanochat_core.runtime.progress import Progress
 from tests.support.nanochat_core.data.fixtures import refused
 from tests.support.nanochat_core.data.fixtures import shards_config as config
 
@@ -52,36 +51,28 @@ def test_what_is_left_out_is_counted_by_ending():
     assert choose({"a.txt": 1, "b.jsonl": 1})[1] == []
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"a.md": 1},
-        {"a.md": 1, "b.csv": 2, ".hidden.txt": 9},
-        {"a.txt": 10, "b.md": 11},
-        {"a.txt": 10, **{f"{i}.md": 10 for i in range(3)}},
-        {"a.jsonl": 10**7, "b.json": 6 * 10**6, "c.json": 5 * 10**6},
-        {"a.txt": 10, "b.txt": 10, "c.txt": 10, "big.csv": 10**9},
-        {"data/readme/a.txt": 10, "data/readme/b.csv": 11},
-        {"a.txt": 0, "b.pdf": 1},
-        {"a.txt": 10, "readme_dump.csv": 10**10},
-        {"notes.txt": 10, **{f"{i}.json": 10**6 for i in range(11)}},  # each of which is small
-    ],
-)
-def test_text_that_would_mostly_be_left_out_is_an_error(sizes):
-    refused(r"files are not text: \d+ \.", choose, sizes, hint="convert")
+MOSTLY_LEFT_OUT = [
+    *({"a.md": 1}, {"a.md": 1, "b.csv": 2, ".hidden.txt": 9}, {"a.txt": 10, "b.md": 11}),
+    {"a.txt": 10, **{f"{i}.md": 10 for i in range(3)}},
+    {"a.jsonl": 10**7, "b.json": 6 * 10**6, "c.json": 5 * 10**6},
+    {"a.txt": 10, "b.txt": 10, "c.txt": 10, "big.csv": 10**9},
+    *({"data/readme/a.txt": 10, "data/readme/b.csv": 11}, {"a.txt": 0, "b.pdf": 1}),
+    {"a.txt": 10, "readme_dump.csv": 10**10},
+    {"notes.txt": 10, **{f"{i}.json": 10**6 for i in range(11)}},  # each of which is small
+]
+WITH_SOME_OTHERS = [
+    {"data.jsonl": 10**9, "README.md": 9, "LICENSE": 9, "dataset_infos.json": 9},  # of the Hub
+    {"a.txt": 1, "README.md": 5000, "data/LICENSE.txt.md": 900, "Readme": 9},
+    {"a.parquet": 100, "dataset_infos.json": 10**6, "data/state.json": 10**6},
+    {"a.txt": 10, "b.md": 10},
+]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"data.jsonl": 10**9, "README.md": 9, "LICENSE": 9, "dataset_infos.json": 9},  # of the Hub
-        {"a.txt": 1, "README.md": 5000, "data/LICENSE.txt.md": 900, "Readme": 9},
-        {"a.parquet": 100, "dataset_infos.json": 10**6, "data/state.json": 10**6},
-        {"a.txt": 10, "b.md": 10},
-    ],
-)
-def test_text_with_some_other_files_beside_it_is_read(sizes):
-    assert len(choose(sizes)[1]) == 1
+def test_text_that_would_mostly_be_left_out_is_an_error():
+    for sizes in MOSTLY_LEFT_OUT:
+        refused(r"files are not text: \d+ \.", choose, sizes, hint="convert")
+    for sizes in WITH_SOME_OTHERS:
+        assert len(choose(sizes)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,31 +92,19 @@ def test_what_a_user_named_is_read_although_it_is_hidden(named, path, is_read):
     assert choose({path: 1, "b.txt": 1}, named=named)[0] == [*([path] if is_read else []), "b.txt"]
 
 
-def test_hidden_files_and_those_of_macos_are_not_data(tmp_path):
-    names = ("a.txt", "deep/b.txt")
+def test_hidden_files_and_those_of_macos_are_not_data_but_a_folder_in_a_hidden_one_is(tmp_path):
+    folder, names = tmp_path / ".cache" / "letters", ("a.txt", "deep/b.txt")
     hidden = ("._a.jsonl", "deep/._b.txt", "__MACOSX/a.txt", ".git/c.txt", ".DS_Store", "x/.a.txt")
     for name in (*names, *hidden):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("text")
-    assert sorted(files_below(tmp_path)) == [tmp_path / name for name in names]
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text")
+    assert sorted(files_below(folder)) == [folder / name for name in names]
     assert choose(dict.fromkeys((*names, *hidden), 1)) == ([*names], [])
-    before = folder_snapshot(tmp_path)
-    (tmp_path / ".DS_Store").write_text("opened in the Finder")
-    assert folder_snapshot(tmp_path) == before
-
-
-def test_a_folder_that_lies_in_a_hidden_one_is_read(tmp_path):
-    folder = tmp_path / ".cache" / "letters"
-    folder.mkdir(parents=True)
-    (folder / "A.TXT").write_text("one")
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'\n{"text": "two"}\r\n\r\n'))
-    (folder / "notes.md").write_text("three")
-    events = tmp_path / "events.jsonl"
-    settings = config(path=str(folder), snapshot=folder_snapshot(folder))
-    found = list(local_text.documents(settings, Progress(events), tmp_path))
-    assert [document.text for document in found] == ["one", "two"]
-    said = [event["text"] for event in read_events(events) if "text" in event]
-    assert said == [f"left out of {folder}: 1 of 3 files are not text: 1 .md"]
+    settings = config(path=folder)
+    (folder / ".DS_Store").write_text("opened in the Finder")
+    assert folder_snapshot(folder) == settings.snapshot
+    found = local_text.documents(settings, Progress(tmp_path / "events.jsonl"), tmp_path)
+    assert [document.text for document in found] == ["text", "text"]
 
 
 def test_documents_are_the_same_whichever_editor_saved_them(tmp_path):

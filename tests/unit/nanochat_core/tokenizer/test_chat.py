@@ -51,19 +51,6 @@ def part(kind, text):
     return {"type": kind, "text": text}
 
 
-def test_the_layout_is_written_out_once():
-    answer = [part("text", "x"), part("python", "1+1"), part("python_output", "2")]
-    ids, mask = render_conversation(TOKENIZER, chat("q", answer), max_tokens=MANY)
-    q, x, two = (TOKENIZER.encode(text) for text in ("q", "x", "2"))
-    sums = TOKENIZER.encode("1+1")
-    assert ids == [
-        *(BOS, USER, *q, USER_END, ASSISTANT, *x, PYTHON, *sums, PYTHON_END),
-        *(OUTPUT, *two, OUTPUT_END, ASSISTANT_END),
-    ]
-    num_called = len(x) + 2 + len(sums)
-    assert mask == [0] * (4 + len(q)) + [1] * num_called + [0] * (2 + len(two)) + [1]
-
-
 def test_an_answer_of_weight_0_is_context_and_is_not_learnt():
     answer = [part("text", "x"), part("python", "1+1"), part("python_output", "2")]
     talk = chat("q", answer, "r", "z", "s", answer, system="be")
