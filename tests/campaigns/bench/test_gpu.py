@@ -12,6 +12,10 @@ from tests.integration.bench.test_gpu import DryRun, dry_run
 PEERLESS = {step.name for step in STEPS if step.peer is not None}
 ON_A_CPU = {"memory", "serving", "core", "rollouts"}  # their dry run leaves nothing out
 ALL = ("--minutes", "60")
+QUESTIONS = {
+    *("hellaswag", "arc", "boolq", "winograd", "lambada", "wikidata", "squad"),
+    *("categorical", "generative"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,10 @@ def test_every_step_runs_beside_nanochat(tmp_path: Path) -> None:
     dry = dry_run(tmp_path, *ALL, **peers)
     assert list(dry.steps) == [step.name for step in STEPS]
     assert {step["status"] for step in dry.steps.values()} == {"ok", NEEDS_GPU}
+    asked, served = (dry.steps[name]["results"][-1] for name in ("core", "serving"))
+    assert asked["equal"]["ours fp32"] == {case: [1, 1] for case in QUESTIONS}
+    assert served["ratio_tokens_per_second"] > 0
+    assert served["peer"].keys() == served["ours"].keys()
     sides = {
         name for case in ("d12", "d12 as shipped", "d20", "slice") for name in dry.results(case)
     }
