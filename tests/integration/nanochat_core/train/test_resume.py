@@ -1,7 +1,11 @@
 """A training job that is stopped and started again ends as if it had not been stopped."""
 
+import ast
+import dataclasses
 import json
+import re
 import shutil
+import types
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import torch
 
 from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
-from nanochat_core.model.checkpoint import load_model
+from nanochat_core.model.checkpoint import load_config, load_model
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
@@ -21,6 +25,7 @@ from nanochat_core.train.loop.metrics import TrainMetrics
 from tests.support.nanochat_core.train.fixtures import are_even
 
 pytestmark = pytest.mark.torch
+DOCS = Path(__file__).parents[4] / "docs"
 # RL with every option; of the other stages nothing is changed.
 SECTIONS = {"pretrain": None, "midtrain": None, "sft": None}
 SECTIONS["rl"] = {
@@ -77,7 +82,7 @@ def test_a_stopped_stage_resumes_to_the_same_bytes_and_scores(
 def test_an_earlier_state_is_taken_as_the_docs_say(bench, tmp_path, monkeypatch):
     """The model has the score that the state had."""
     job, _ = bench.done("pretrain", eval_every_steps=2)
-    text = (Path(__file__).parents[4] / "docs/concepts/jobs.md").read_text(encoding="utf-8")
+    text = (DOCS / "concepts/jobs.md").read_text(encoding="utf-8")
     code = text.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(code.replace("path/to/job.json", str(job.write())), {})
@@ -107,3 +112,50 @@ def test_a_smaller_device_batch_changes_no_row_and_hardly_the_loss(bench):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     # Of size 4, by default determinism.
     assert bench.files(job.output) == bench.files(bench.models["pretrain"])
+
+
+# The stage that docs/contributing/stage.md shows runs, resumes as it says, and stays short.
+
+
+@pytest.fixture
+def text():
+    (text,) = re.findall(
+        r"```python\n(\"\"\"Stage .*?)```",
+        (DOCS / "contributing/stage.md").read_text("utf-8"),
+        re.DOTALL,
+    )
+    return text
+
+
+@pytest.fixture
+def stage(text):
+    module = types.ModuleType("longer")
+    exec(compile(text, "stage.md", "exec"), module.__dict__)
+    return module
+
+
+def test_a_whole_training_stage_takes_at_most_25_lines(text):
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    docstrings = [n for n in found if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    assert len(found) - len(docstrings) <= 25
+
+
+def test_the_stage_of_the_guide_trains_on_and_resumes(bench, stage):
+    base, _ = bench.done("pretrain", "base")
+
+    def job_of(name):
+        inputs = {"pretrain": base.output, "rows": bench.data["rows"]}
+        return dataclasses.replace(bench.job("pretrain", name), stage="longer", inputs=inputs)
+
+    whole, parts = job_of("whole"), job_of("parts")
+    assert stage.run(whole) == {"steps": 6}
+    bench.stop_after(3, parts, run=stage.run)
+    assert not any(parts.output.iterdir())
+    stage.run(parts)
+    assert len(bench.losses(whole)) == 6
+    assert bench.losses(parts) == bench.losses(whole)
+    trained = bench.files(whole.output)
+    assert bench.files(parts.output) == trained
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (base.output / name).read_bytes() != trained[name]
+    assert load_config(whole.output) == load_config(base.output)

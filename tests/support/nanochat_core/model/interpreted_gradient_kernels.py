@@ -1,6 +1,6 @@
 """Tests of the kernels that sum gradients of matrices and of tables, in Triton's interpreter.
 
-The interpreter has to be chosen before the kernels are imported: test_qk_kernel.py runs this
+The interpreter has to be chosen before the kernels are imported: test_added_gradients.py runs this
 file in a process of its own, with TRITON_INTERPRET=1.
 """
 

@@ -1,7 +1,7 @@
 """Tests of the QK kernel in Triton's interpreter, on a CPU.
 
-The interpreter has to be chosen before the kernel is imported: test_qk_kernel.py runs this file in
-a process of its own, with TRITON_INTERPRET=1.
+The interpreter has to be chosen before the kernel is imported: test_added_gradients.py runs this
+file in a process of its own, with TRITON_INTERPRET=1.
 """
 
 from functools import partial
