@@ -72,13 +72,12 @@ def login_node(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 class Caller:
     """A run that requests `pretrain` on two nodes."""
 
-    def __init__(self, directory: Path, steps: int = STEPS) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path) -> None:
         directory.mkdir()
         self.store = open_store((directory / "store").as_uri())
         inputs = seed(self.store, directory)
         sources = {source.name: inputs[source.name] for source in PRETRAIN.inputs}
-        chosen = open_profile("tiny", depth=2, overrides=overrides(steps)).run
+        chosen = open_profile("tiny", depth=2, overrides=overrides(STEPS)).run
         identity = identify_from(PRETRAIN, chosen, sources, code=Code(REPOSITORY))
         self.request = StageRequest(
             stage="pretrain",
@@ -86,7 +85,7 @@ class Caller:
             inputs=tuple(manifest.ref.prefix for manifest in sources.values()),
             profile="tiny",
             depth=2,
-            overrides=overrides(steps),
+            overrides=overrides(STEPS),
             run="caller",
             store=self.store.url,
             nodes=2,

@@ -17,37 +17,15 @@ from flows.building.retry import TransientStageError
 from flows.orchestration import dispatch, stage_runs
 from flows.orchestration.stage_runs import cancel_requests_of, check_pool
 from infra.launch.torchrun import StageInterrupted
-from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError, StageError, StoreError
-from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.fixtures import ENTRY
 from tests.support.flows.house import make_run
 from tests.support.flows.pools import SECONDS, deploy, wait_until
 
-__all__ = ["api"]
-
 pytestmark = pytest.mark.prefect
 
 POOL = "played"  # no worker takes from it
-
-
-@pytest.fixture(scope="module")
-def pool(server: Server) -> str:
-    """A pool of which stages can be ordered."""
-    deploy(POOL)
-    return POOL
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr(dispatch, "ASK_SECONDS", 0.25)
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as executor:
-        yield executor
 
 
 class Caller:
@@ -108,19 +86,22 @@ class Caller:
 
 @pytest.fixture
 def make_caller(
-    toys: Any, threads: ThreadPoolExecutor, pool: str, api: PrefectApi
+    toys: Any, api: PrefectApi, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Caller]]:
     """Callers of one toy stage that share a store, and are stopped at the end."""
+    deploy(POOL)
+    monkeypatch.setattr(dispatch, "ASK_SECONDS", 0.25)
     made: list[Caller] = []
     test = uuid.uuid4().hex[:8]
+    with ThreadPoolExecutor() as threads:
 
-    def make(run_id: str) -> Caller:
-        made.append(Caller(toys, threads, api, run_id, test))
-        return made[-1]
+        def make(run_id: str) -> Caller:
+            made.append(Caller(toys, threads, api, run_id, test))
+            return made[-1]
 
-    yield make
-    for caller in made:
-        caller.context.stop.set()
+        yield make
+        for caller in made:
+            caller.context.stop.set()
 
 
 def test_what_exists_is_not_ordered(make_caller):
@@ -266,14 +247,14 @@ def test_a_store_that_refuses_to_be_read_orders_nothing(make_caller, monkeypatch
     assert not caller.runs()
 
 
-def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, pool, monkeypatch):
-    check_pool(pool)
+def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(make_caller, monkeypatch):
+    caller = make_caller("own")
+    check_pool(POOL)
     with pytest.raises(ConfigError, match="no stage can be requested from the pool 'absent'"):
         check_pool("absent")
-    caller = make_caller("own")
     caller.send()
     [run] = caller.wait_for_runs(1)
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", run["id"])
-    with pytest.raises(ConfigError, match=f"cannot run in the work pool '{pool}'") as caught:
-        check_pool(pool)
+    with pytest.raises(ConfigError, match=f"cannot run in the work pool '{POOL}'") as caught:
+        check_pool(POOL)
     assert "such as gpu" in (caught.value.hint or "")

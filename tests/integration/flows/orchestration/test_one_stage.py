@@ -15,10 +15,7 @@ from flows.building.stage_request import StageRequest, make_request
 from infra.gangs.slurm import Slurm
 from infra.prefect.server import Server
 from nanochat_core.errors import StageError
-from tests.support.deployments.fixtures import api
 from tests.support.flows.house import make_run
-
-__all__ = ["api"]
 
 pytestmark = pytest.mark.prefect
 

@@ -28,13 +28,10 @@ from flows.run_request import RunRequest, options_of
 from infra.launch.torchrun import JobFailed
 from infra.prefect.server import Server
 from nanochat_core.errors import ArtifactError
-from tests.support.deployments.fixtures import api
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.pools import SECONDS, client
 from tests.support.flows.shelf import make_manifest
-
-__all__ = ["api"]
 
 pytestmark = pytest.mark.prefect
 

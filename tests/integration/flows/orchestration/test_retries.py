@@ -14,12 +14,10 @@ from flows.orchestration import flow_setup, pipeline, stage_task
 from infra.launch.torchrun import JobFailed
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
-from tests.integration.flows.orchestration.test_pipeline import of_name, run_toys, task_runs
+from tests.integration.flows.orchestration.test_pipeline import of_name, task_runs
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import Outage
 from tests.support.flows.pools import client
-
-__all__ = ["run_toys"]
 
 pytestmark = pytest.mark.prefect
 

@@ -12,12 +12,8 @@ from prefect import flow
 from flows.artifacts.runs import new_run_id
 from flows.orchestration.stage_page import BackgroundWriter
 from infra.launch.torchrun import JobFailed
-from tests.integration.flows.orchestration.test_pipeline import run_toys
-from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import FINAL, PrefectApi
 from tests.support.flows.pools import wait_until
-
-__all__ = ["api", "run_toys"]
 
 pytestmark = pytest.mark.prefect
 

@@ -25,16 +25,7 @@ from flows.orchestration import caller, one_stage, stage_runs
 from flows.orchestration.stage_runs import keeping_signals
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ConfigError
-from tests.integration.flows.orchestration.test_dispatch import (
-    make_caller,
-    pool,
-    quick,
-    threads,
-)
-from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
-
-__all__ = ["api", "make_caller", "pool", "quick", "threads"]
 
 pytestmark = pytest.mark.prefect
 

@@ -66,10 +66,6 @@ class Waiter:
         except (StageInterrupted, StoreError) as error:
             self.result = error
 
-    def is_waiting(self) -> bool:
-        """Whether it said so."""
-        return bool(self.logged)
-
     def wait_for_result(self) -> Any:
         """What came of it."""
         wait_until(lambda: self.result is not None)
@@ -130,7 +126,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(
         lease.note(step=310, total=900)
         wait_until(lambda: b'"step": 310' in lease_path(tmp_path).read_bytes())
         waiter = wait()
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         time.sleep(5 * TERMS.max_poll)
         assert waiter.result is None
     assert isinstance(waiter.wait_for_result(), HeldLease)
@@ -146,7 +142,7 @@ def test_who_is_waited_for_is_said_again_now_and_then(wait, tmp_path):
     with built_elsewhere(tmp_path) as lease:
         began = time.monotonic()
         waiter = wait(terms=replace(TERMS, report=0.1))
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         lease.note(step=2, total=9)
         wait_until(lambda: len(waiter.logged) == 4)
         assert time.monotonic() - began > 0.3
@@ -157,7 +153,7 @@ def test_another_builder_is_said_at_once(wait, tmp_path):
     with built_elsewhere(tmp_path):
         first = wait("a")
         second = wait("b")
-        wait_until(lambda: first.is_waiting() and second.is_waiting())
+        wait_until(lambda: first.logged and second.logged)
     wait_until(lambda: (first.result or second.result) is not None)
     late = second if first.result is not None else first
     wait_until(lambda: len(late.logged) == 2)
@@ -183,7 +179,7 @@ def test_a_builder_that_falls_silent_is_reported_and_taken_over(wait, tmp_path):
 def test_an_artifact_that_appears_ends_the_waiting(wait, tmp_path):
     with built_elsewhere(tmp_path) as lease:
         waiter = wait()
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         waiter.artifact = ARTIFACT
         assert waiter.wait_for_result() is ARTIFACT
         lease.check()
@@ -193,7 +189,7 @@ def test_stopping_the_run_ends_the_waiting(wait, tmp_path):
     slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
     with built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         waiter.stop.set()
         assert isinstance(waiter.wait_for_result(), StageInterrupted)
 
@@ -203,7 +199,7 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(wai
     path = file_lock.lock_path(tmp_path / "home-a", REF)
     with file_lock.try_hold(path), built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         assert waiter.logged[0].startswith("waiting: built by run run-other on host ")
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
@@ -212,7 +208,7 @@ def test_the_device_is_free_for_others_while_one_waits_for_another_machine(wait,
     device = threading.Semaphore()
     with built_elsewhere(tmp_path):
         waiter = wait(device=device)
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         assert device.acquire(timeout=SECONDS)
         device.release()
         assert waiter.result is None
@@ -245,7 +241,7 @@ def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(wait):
     waiter = wait(device=device)
     other = wait("b")
     assert isinstance(other.wait_for_result(), HeldLease)
-    wait_until(waiter.is_waiting)
+    wait_until(lambda: waiter.logged)
     assert "run-b" in waiter.logged[0]
     other.end()
     waiter.artifact = ARTIFACT  # made by the other one
@@ -259,7 +255,7 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for_but
     with built_elsewhere(tmp_path, beat=1000.0):
         set_age(tmp_path, -1000.0)  # it does not expire
         waiter = wait(terms=terms)
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         (tmp_path / "disk").rename(tmp_path / "away")
         wait_until(lambda: any("store not reached for" in text for text in waiter.logged))
         time.sleep(2 * terms.ttl)
@@ -272,7 +268,7 @@ def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for_but
 def test_a_store_that_refuses_for_longer_than_a_lease_lives_ends_the_waiting(wait, tmp_path):
     with built_elsewhere(tmp_path):
         waiter = wait(device=threading.Semaphore(0), terms=replace(TERMS, ttl=0.2))
-        wait_until(waiter.is_waiting)
+        wait_until(lambda: waiter.logged)
         folder = tmp_path / "disk" / "store" / "sft"
         folder.rename(tmp_path / "elsewhere")
         folder.symlink_to(tmp_path / "elsewhere")
