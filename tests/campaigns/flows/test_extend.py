@@ -12,7 +12,6 @@ import pytest
 from infra.prefect.server import stop_server
 from tests.integration.flows.test_extend import (
     RECIPES,
-    SECONDS,
     apply_recipe,
     copy_of,
     nanochat,
@@ -62,7 +61,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.prefect
 @pytest.mark.torch
-@pytest.mark.timeout(SECONDS * 3)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("title", WITH_COMMANDS)
 def test_the_commands_of_a_recipe_print_what_the_guide_says(
     title: str, home: Path, text: Path, tmp_path: Path

@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.flows.builder_process import start_builder
-from tests.support.flows.fixtures import (
-    built,
-    counted,
-    full_house,
-    house,
-    make_toys,
-    store,
-    terminal,
-    toys,
-)
+from tests.support.flows.fixtures import built, house, make_toys, polls, store, terminal, toys
 
-__all__ = ["built", "counted", "full_house", "house", "make_toys", "store", "terminal", "toys"]
+__all__ = ["built", "house", "make_toys", "polls", "store", "terminal", "toys"]
 
 
 @pytest.fixture

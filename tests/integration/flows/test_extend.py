@@ -1,10 +1,8 @@
 """Every recipe of docs/contributing applies to a copy of the source, is small, and runs."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from flows.identity.fingerprint import REPOSITORY
+from tests.support.installed import Installed
 
 PAGES = ("setting", "task", "stage", "metric", "option", "store")
 SOURCE = ("flows", "infra", "nanochat_core", "tasks", "deployments")
 BESIDE = ("tests", "pyproject.toml", "bench")
 FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MAX_FILES = 3
-SECONDS = 900  # for a command, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -82,19 +80,10 @@ def copy_of(directory: Path) -> Path:
 
 def run(root: Path, home: Path, *words: str, code: int = 0) -> str:
     """Run a command with the source of `root`; return all that it printed."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NANOCHAT"))}
-    own = {"PYTHONPATH": str(root), "NANOCHAT_HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        words,
-        cwd=root,
-        env={**inherited, **own},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == code, f"{shlex.join(words)}:\n{done.stdout}"
-    return done.stdout
+    here = Installed(bin=Path(sys.executable).parent, source=root, cwd=root, home=home)
+    done = here.run(*words, PYTHONPATH=str(root), COLUMNS="200")
+    assert done.returncode == code, f"{shlex.join(words)}:\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
 
 
 def nanochat(*words: str) -> Sequence[str]:

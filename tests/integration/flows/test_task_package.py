@@ -1,6 +1,5 @@
 """The packages of docs/contributing/task-package.md, installed by pip in their own directory."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.identity.fingerprint import REPOSITORY
+from tests.support.installed import Installed
 
 GUIDE = REPOSITORY / "docs" / "contributing" / "task-package.md"
 FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -41,21 +41,13 @@ def site(installed: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def nanochat(site: Path) -> Callable[..., str]:
     """Return a function that runs a command in the folder of the package's profile."""
-    own = {"PYTHONPATH": str(site), "NANOCHAT_HOME": str(site.parent / "home"), "NO_COLOR": "1"}
-    program = Path(sys.executable).with_name("nanochat")
+    bin, folder = Path(sys.executable).parent, site.parent
+    here = Installed(bin=bin, source=site, cwd=folder, home=folder / "home")
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            [program, *words],
-            cwd=site.parent,
-            env=os.environ | own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stdout
-        return done.stdout
+        done = here.run("nanochat", *words, PYTHONPATH=str(site))
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.stdout + done.stderr
 
     return run
 

@@ -1,9 +1,11 @@
 """A pipeline of toy stages in a temporary repository: real jobs, no torch."""
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,22 @@ def counted(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     found = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: found)
     return found
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that takes what happens while a run is followed: an action at each poll."""
+
+    def follow(*actions: Callable[[], object]) -> None:
+        left = iter(actions)
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: next(left)())
+        monkeypatch.setattr("flows.cli.train.logs.time", clock)
+
+    return follow
+
+
+def nothing() -> None:
+    """Let a poll find nothing new."""
 
 
 @pytest.fixture

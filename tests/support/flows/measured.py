@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
-from tests.support.flows.shelf import make_manifest, put_artifact
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 
 def parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -58,6 +58,34 @@ def put_measured(
         manifest, files=tuple(files), logs=tuple(logs), digest=digest_of(files)
     )
     return put_artifact(store, made)
+
+
+def put_measured_runs(store: Store) -> list[Manifest]:
+    """Put two runs that share a model; the first has an evaluation, the second failed after SFT."""
+    execution = {"started": 100.0, "ended": 160.0, "device": "cpu", "processes": 1, "dollars": 0.5}
+    resumed = {"started": 200.0, "ended": 230.0, "device": "cuda", "processes": 8, "dollars": 0.25}
+    model = put_measured(
+        store,
+        "pretrain",
+        segments=(execution, resumed),
+        metrics={"val_bpb": 1.25, "note": "x", "ok": True},
+        steps=[
+            {"step": 1, "time": 1.0, "seconds": 0.5, "loss": 3.5},
+            {"step": 2, "time": 2.0, "seconds": 1.5, "loss": float("nan")},
+        ],
+    )
+    answers = [{"task": "sums", "place": i, "answer": i + 1, "correct": i == 0} for i in (0, 1)]
+    evaluated = put_measured(
+        store,
+        "base_eval",
+        metrics={"core": 0.2, "core_low": 0.1, "core_high": 0.3},
+        inputs={"pretrain": model},
+        examples=answers,
+    )
+    tuned = put_measured(store, "sft", steps=[{"step": 1, "time": 1.0, "reward": 0.25}])
+    put_run(store, "tiny-1", model, evaluated, started="2026-11-21T06:00:00Z")
+    put_run(store, "tiny-2", model, tuned, depth=4, overrides=("a.b=1",), status="failed")
+    return [model, evaluated, tuned]
 
 
 def put_file(store: Store, manifest: Manifest, path: str, data: bytes) -> File:

@@ -44,6 +44,30 @@ FIT = {
 }
 
 
+def make_score(correct: int, total: int) -> dict[str, float]:
+    share = correct / total
+    bounds = {"low": max(0.0, share - 0.05), "high": min(1.0, share + 0.05)}
+    return {"accuracy": share, "correct": correct, "total": total, **bounds}
+
+
+CORRECT = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}  # of 200 sums
+BASE_SCORES = {
+    "format": 2,
+    "core": 0.2,
+    "val_bpb": 1.6,
+    "intervals": {"core": [0.15, 0.25], "val_bpb": [1.55, 1.65]},
+    "tasks": {
+        "hellaswag": {**make_score(70, 200), "centred": 0.1333},
+        "boolq": {**make_score(20, 100), "centred": -0.6},
+    },
+}
+# The one execution that made an artifact.
+SEGMENT = {
+    **{"first_step": 0, "last_step": 40, "started": 10.0, "ended": 75.5, "host": "secret-host"},
+    **{"device": "cpu", "torch": "2.13.0+cpu", "dollars": 0.25},
+}
+
+
 def make_report(tmp_path: Path, **values: Any) -> Card:
     return run_report(tmp_path, make_inputs(tmp_path / "store", **values))
 
@@ -66,7 +90,6 @@ def make_inputs(
     store: Path,
     *,
     answer: str = "It has 5 letters.",
-    num_steps: int = 40,
     run: RunConfig | None = None,
     vocab_size: int = 65_536,
 ) -> dict[str, Path]:
@@ -80,7 +103,7 @@ def make_inputs(
             (files / name).write_text(text, encoding="utf-8")
         if stage.name.startswith("chat_eval_"):
             (files / "examples.parquet").write_bytes(make_examples(files))
-        write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
+        write_events(files.parent / "logs" / "events.jsonl", stage.name)
         measured = {**METRICS, "tokenizer": {"vocab_size": vocab_size}}.get(stage.name, {})
         made[stage.name] = make_manifest(stage, files, made, run, measured)
         (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
@@ -89,40 +112,22 @@ def make_inputs(
 
 def make_files(stage: str, answer: str) -> dict[str, str]:
     if stage.startswith("chat_eval_"):
-        correct = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}.get(
-            stage, 60
-        )
-        return {
-            "scores.json": json.dumps(
-                {
-                    "tasks": {
-                        "arithmetic": make_score(correct, 200),
-                        "spelling": make_score(70 if stage == "chat_eval_rl" else 90, 100),
-                    },
-                    "turns": {"conversation: small talk": make_score(80, 100)},
-                    "chatcore": correct / 200,
-                    "failed": {},
-                    "intervals": {"chatcore": [correct / 400, correct / 100]},
-                }
-            ),
-            "samples.jsonl": make_samples(("Spell apple", answer), ("Hello", "Hi!\u2028")),
+        correct = CORRECT[stage]
+        scores = {
+            "tasks": {
+                "arithmetic": make_score(correct, 200),
+                "spelling": make_score(70 if stage == "chat_eval_rl" else 90, 100),
+            },
+            "turns": {"conversation: small talk": make_score(80, 100)},
+            "chatcore": correct / 200,
+            "failed": {},
+            "intervals": {"chatcore": [correct / 400, correct / 100]},
         }
+        samples = make_samples(("Spell apple", answer), ("Hello", "Hi!\u2028"))
+        return {"scores.json": json.dumps(scores), "samples.jsonl": samples}
     if stage == "base_eval":
-        return {
-            "scores.json": json.dumps(
-                {
-                    "format": 2,
-                    "core": 0.2,
-                    "val_bpb": 1.6,
-                    "intervals": {"core": [0.15, 0.25], "val_bpb": [1.55, 1.65]},
-                    "tasks": {
-                        "hellaswag": {**make_score(70, 200), "centred": 0.1333},
-                        "boolq": {**make_score(20, 100), "centred": -0.6},
-                    },
-                }
-            ),
-            "samples.jsonl": make_samples(("The capital of France is", answer)),
-        }
+        samples = make_samples(("The capital of France is", answer))
+        return {"scores.json": json.dumps(BASE_SCORES), "samples.jsonl": samples}
     if stage == "task_data":
         datasets = {
             "arithmetic": {"kind": "generated", "test": 200, "overlap": 0},
@@ -161,36 +166,18 @@ def make_paid_samples(answer: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_score(correct: int, total: int) -> dict[str, float]:
-    share = correct / total
-    return {
-        "accuracy": share,
-        "low": max(0.0, share - 0.05),
-        "high": min(1.0, share + 0.05),
-        "correct": correct,
-        "total": total,
-    }
-
-
-def write_events(path: Path, stage: str, num_steps: int) -> None:
+def write_events(path: Path, stage: str) -> None:
     """Curves that fall with some noise; pretraining was stopped twice and repeats a few steps."""
     noise = random.Random(stage)
     events: list[dict[str, object]] = []
     for start in (0, 12, 20) if stage == "pretrain" else (0,):
-        events.append(
-            {
-                "kind": "start",
-                "unit": "step",
-                "step": start,
-                "total": num_steps,
-                "resumed": start > 0,
-            }
-        )
-        for step in range(start, num_steps):
+        began = {"kind": "start", "unit": "step", "step": start, "total": 40}
+        events.append(began | {"resumed": start > 0})
+        for step in range(start, 40):
             falling = 8 / (1 + step / 9) + noise.random() / 9
             values = {"loss": falling, "tokens_per_second": 50_000.0, "reward": 1 / falling}
             values |= {"mfu": 0.41} if stage == "pretrain" else {}
-            events.append({"kind": "step", "step": step + 1, "total": num_steps, "values": values})
+            events.append({"kind": "step", "step": step + 1, "total": 40, "values": values})
         measured = FIT if stage == "tokenizer" else {"val_bpb": 3.2 - start / 20, "pass_at_1": 0.2}
         events.append({"kind": "eval", "step": start, "values": measured})
     path.parent.mkdir()
@@ -209,19 +196,7 @@ def make_manifest(
         run="mine-20261121t055338z-1a2b",
         git_commit="c2132f5",
         metrics=metrics,
-        segments=(
-            {
-                "first_step": 0,
-                "last_step": 40,
-                "started": 10.0,
-                "ended": 75.5,
-                "host": "secret-host",
-                "device": "cpu",
-                "processes": 8 if stage.name == "pretrain" else 1,
-                "torch": "2.13.0+cpu",
-                "dollars": 0.25,
-            },
-        ),
+        segments=({**SEGMENT, "processes": 8 if stage.name == "pretrain" else 1},),
         work=measure_work(stage, run),
     )
     log = files.parent / "logs" / "events.jsonl"

@@ -1,6 +1,5 @@
 """Artifacts, runs and tags that tests put into a store without building anything."""
 
-import contextlib
 import hashlib
 import threading
 from collections import Counter
@@ -122,14 +121,12 @@ def two_alike(stage: str, digits: int = 4, **provenance: Any) -> tuple[Manifest,
 
 
 class Counting(LocalStore):
-    """Counts what is asked of the store, and how many readers ask at the same time."""
+    """Counts what is asked of the store."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.gets: list[str] = []
         self.lists: list[str] = []
-        self.most_at_once = 0
-        self._at_once = 0
         self._lock = threading.Lock()
         self._meetings: dict[str, tuple[threading.Barrier, list[str]]] = {}
 
@@ -142,13 +139,13 @@ class Counting(LocalStore):
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        with self._counted(key):
-            return super().get(key, size=size)
+        self._count(key)
+        return super().get(key, size=size)
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
-        with self._counted(key):
-            return super().get_stored(key)
+        self._count(key)
+        return super().get_stored(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
@@ -161,22 +158,14 @@ class Counting(LocalStore):
         tops = [(key.partition("/")[0], key.rpartition("/")[2]) for key in self.gets]
         return Counter(top if top in ends else last for top, last in tops)
 
-    @contextlib.contextmanager
-    def _counted(self, key: str) -> Iterator[None]:
+    def _count(self, key: str) -> None:
         barrier, early = self._meetings.get(key.rpartition("/")[2], (None, []))
         with self._lock:
             self.gets.append(key)
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
             is_early = barrier is not None and len(early) < barrier.parties
             early.append(key)
-        try:
-            if barrier is not None and is_early:
-                barrier.wait(SECONDS_TO_MEET)
-            yield
-        finally:
-            with self._lock:
-                self._at_once -= 1
+        if barrier is not None and is_early:
+            barrier.wait(SECONDS_TO_MEET)
 
 
 def _file(stage: str, fingerprint: str, folder: str, path: str, content: str | bytes) -> File:

@@ -31,10 +31,10 @@ class Terminal:
         self._transcript.check(f"nanochat {shlex.join(argv)}", "\n".join([*lines, *notes, *ending]))
         return lines
 
-    def refuses(self, *words: str, code: int = 1) -> None:
+    def refuses(self, *words: str, code: int = 1, notes: tuple[str, ...] = ()) -> None:
         """Compare the error and the hint of a command that must fail with the transcript."""
         argv = words[0].split() if len(words) == 1 else words
-        error, hint = self.fails(*argv, code=code)
+        error, hint = self.fails(*argv, code=code, notes=notes)
         self._transcript.check(f"nanochat {shlex.join(argv)}", f"{error}\n{hint}")
 
     def run(self, *words: str, warns: str = "") -> tuple[int, list[str]]:

@@ -1,9 +1,7 @@
 """Waiting in tests, with an end."""
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,12 +16,3 @@ def wait_until(
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what or found}"
         time.sleep(every)
     return value
-
-
-@contextlib.contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[None]:
-    """Run a function in a thread while the block runs, and wait for its end."""
-    thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    yield
-    thread.join()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tests.support.flows.fixtures import built, counted, full_house, house, store, terminal
+from tests.support.flows.fixtures import built, counted, full_house, house, polls, store, terminal
 
-__all__ = ["built", "counted", "full_house", "house", "store", "terminal"]
+__all__ = ["built", "counted", "full_house", "house", "polls", "store", "terminal"]
 
 DRAW = {name: getattr(vl_convert, name) for name in ("vegalite_to_svg", "vegalite_to_png")}
 

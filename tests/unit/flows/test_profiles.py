@@ -1,5 +1,7 @@
 """Profiles: what each is known for, and what a person may change of it."""
 
+import functools
+
 import pytest
 
 from flows.profiles import open_profile
@@ -12,20 +14,13 @@ def test_the_seed_has_its_own_dial():
     assert open_profile("d12", depth=11).run.model.num_heads == 6
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("numerics.precision=fp16", "they need loss scaling, and the recipe has none"),
-        ("numerics.precision=int8", "numerics.precision is 'int8'"),
-        ("optimizer.muon=adam", "optimizer.muon is 'adam'"),
-        ("optimizer.grad_clip=-1.0", "optimizer.grad_clip is -1.0"),
-        ("optimizer.muon_weight_decay=0.1", "newton_schulz decays nothing"),
-        ("model.smear=1", "model.smear is 1, expected bool"),
-    ],
-)
-def test_a_wrong_setting_of_an_era_is_refused(override, message):
-    with pytest.raises(ConfigError, match=message):
-        open_profile("d20_seed", overrides=[override])
+def test_a_wrong_setting_of_an_era_is_refused(transcript):
+    for override in (
+        *("numerics.precision=fp16", "numerics.precision=int8", "optimizer.muon=adam"),
+        *("optimizer.grad_clip=-1.0", "optimizer.muon_weight_decay=0.1", "model.smear=1"),
+    ):
+        open_it = functools.partial(open_profile, "d20_seed", overrides=(override,))
+        transcript.refused(override, ConfigError, open_it)
 
 
 def test_single_parts_can_be_taken_away_and_put_back():

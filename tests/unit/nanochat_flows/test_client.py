@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from flows.identity.manifest import Manifest
-from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_flows.client import Client, open_client
 from tests.support.flows.house import make_house
-from tests.support.flows.measured import put_measured
+from tests.support.flows.measured import put_measured_runs
 from tests.support.flows.shelf import put_run
 
 
@@ -20,16 +19,8 @@ def client(tmp_path: Path) -> Client:
 
 @pytest.fixture
 def model(client: Client) -> Manifest:
-    """A model, its evaluation and another stage's curve, in a finished run and in a failed one."""
-    assert isinstance(client.store, LocalStore)
-    steps = [{"step": n, "time": float(n), "loss": 3.5 / n} for n in (1, 2)]
-    model = put_measured(client.store, "pretrain", metrics={"val_bpb": 1.25}, steps=steps)
-    measured = {"core": 0.2, "core_low": 0.1, "core_high": 0.3}
-    scores = put_measured(client.store, "base_eval", metrics=measured, inputs={"pretrain": model})
-    tuned = put_measured(client.store, "sft", steps=[{"step": 1, "time": 1.0, "reward": 0.25}])
-    put_run(client.store, "tiny-1", model, scores, started="2026-11-21T06:00:00Z")
-    put_run(client.store, "tiny-2", tuned, status="failed", started="2026-11-22T06:00:00Z")
-    return model
+    """The model of two runs, of which the later one failed."""
+    return put_measured_runs(client.store)[0]
 
 
 def test_runs_are_found_by_their_names(client: Client, model: Manifest) -> None:
@@ -48,18 +39,9 @@ def test_scores_have_intervals(client: Client, model: Manifest) -> None:
 
 
 def test_a_curve_has_the_metrics_of_its_own_stage(client: Client, model: Manifest) -> None:
-    assert client.curve("pretrain@tiny-1").select(["step", "loss"]).to_pylist() == [
-        {"step": 1, "loss": 3.5},
-        {"step": 2, "loss": 1.75},
-    ]
-    assert "reward" not in client.curve("pretrain@tiny-1").column_names
-
-
-def test_any_select_is_answered_and_nothing_else(client: Client, model: Manifest) -> None:
-    found = client.sql("select count(*) as number from runs")
-    assert found.to_pylist() == [{"number": 2}]
-    with pytest.raises(ConfigError, match="only select is allowed"):
-        client.sql("drop table runs")
+    curve = client.curve("pretrain@tiny-1")
+    assert (curve["step"].to_pylist(), curve["loss"].to_pylist()[0]) == ([1, 2], 3.5)
+    assert "reward" not in curve.column_names
 
 
 def test_files_are_fetched_whole_or_one_by_one(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -126,14 +125,3 @@ def test_a_pipe_gets_the_answers_and_nothing_else(model, tmp_path, capfdbinary):
     assert (piped.stdout, piped.stderr) == capfdbinary.readouterr()
     assert piped.stdout.endswith(b"\n")
     assert not (tmp_path / "chat_history").exists()
-
-
-def test_a_reader_that_leaves_ends_the_chat_quietly(model):
-    command = [sys.executable, "-m", "flows.cli.app", "chat", str(model), "--max-tokens", "900"]
-    with subprocess.Popen(
-        [*command, "-p", "hi"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout.read(1)
-        process.stdout.close()
-        assert process.stderr.read() == b""
-        assert process.wait() != -signal.SIGKILL

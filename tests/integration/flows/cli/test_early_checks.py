@@ -49,11 +49,3 @@ def test_a_store_without_hard_links_is_refused(refuses, store, monkeypatch):
     monkeypatch.setattr(os, "link", refuse)
     refuses(*COMMANDS[:2])
     assert not list(store.list("names/"))
-
-
-def test_a_name_that_no_pool_can_have_is_refused(terminal, tmp_path):
-    for command in ("up --register", "up"):
-        for name in ("a b", "a/b", "a%", "x" * 101, ""):
-            terminal.refuses(*command.split(), "--pool", name)
-        terminal.refuses(f"{command} --pool none --pool cpu")
-    assert not (tmp_path / "home" / "prefect").exists()

@@ -14,9 +14,9 @@ from flows.cli.app import main
 from flows.leases import run_lock
 from flows.plan.dead_runs import settle
 from infra.storage.base import Store
+from tests.support.flows.fixtures import nothing
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.waiting import meanwhile, wait_until
 
 
 @pytest.mark.usefixtures("api_url")
@@ -141,22 +141,16 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp
 
 
 @pytest.mark.usefixtures("api_url")
-def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(store, counted, monkeypatch):
-    for name in ("ASK_SECONDS", "_SECONDS_BETWEEN_CHECKS"):
-        monkeypatch.setattr(f"flows.cli.train.logs.{name}", 0.01)
+def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(store, polls, monkeypatch):
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_CHECKS", 0.0)
     shards = put_artifact(store, make_manifest("shards"))
     put_run(store, "tiny-1", shards, status="running", ended=None)
     state = crashed("tiny-1", seconds_ago=9, tags=())
     Api.live = [state | {"state_type": "RUNNING", "state_name": "Running"}]
 
-    def crash() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
-        Api.live = [state]
-
-    with meanwhile(crash):
-        assert main(["status", "tiny", "-f"]) == 1
-    found = find_run(store, "tiny-1")
-    assert found.status == "interrupted"
+    polls(nothing, lambda: setattr(Api, "live", [state]), nothing, nothing)
+    assert main(["status", "tiny", "-f"]) == 1
+    assert find_run(store, "tiny-1").status == "interrupted"
 
 
 def leave_locks(store: Store, home: Path, *runs: str) -> None:

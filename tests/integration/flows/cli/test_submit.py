@@ -1,21 +1,19 @@
 """`nanochat run --submit` asks a Prefect server for a run, and `status --follow` waits for it."""
 
 import contextlib
-from dataclasses import replace
 
 import pytest
 
-from flows.artifacts.runs import write_run
 from flows.cli.app import main
 from flows.identity.ref import name_in
 from flows.overrides import default_name
 from flows.run_request import RunRequest
 from infra.storage.base import StoreUnavailable
+from tests.support.flows.fixtures import nothing
 from tests.support.flows.outage import Outage
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
-from tests.support.flows.waiting import meanwhile, wait_until
 
 
 def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, api_url):
@@ -62,9 +60,8 @@ def test_a_request_that_is_refused_is_one_line(terminal, api_url, monkeypatch, t
 
 
 @pytest.fixture
-def submitted(terminal: Terminal, api_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def submitted(terminal: Terminal, api_url: str) -> str:
     """A submitted run that waits for a worker."""
-    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
     run = terminal.said("run", "tiny", "--submit")[0].split()[1]
     show(run, "SCHEDULED")
     return run
@@ -87,19 +84,17 @@ def show(run: str, kind: str, message: str = "") -> None:
     ],
 )
 def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
-    submitted, counted, capsys, status, message, said
+    submitted, store, polls, capsys, status, message, said
 ):
-    def work() -> None:
-        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 5)
-        run = put_run(counted, submitted, status="running", ended=None)
-        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 10)
-        if status == "finished":  # a run writes its record before Prefect learns its end
-            write_run(counted, replace(run, status=status))
-        show(submitted, "COMPLETED" if status == "finished" else "FAILED", message)
-        write_run(counted, replace(run, status=status))
+    def begin() -> None:
+        put_run(store, submitted, status="running", ended=None)
 
-    with meanwhile(work):
-        assert main(["status", submitted, "--follow"]) == (status != "finished")
+    def end() -> None:
+        put_run(store, submitted, status=status)
+        show(submitted, "COMPLETED" if status == "finished" else "FAILED", message)
+
+    polls(nothing, begin, nothing, end)
+    assert main(["status", submitted, "--follow"]) == (status != "finished")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == WAITING
     assert lines[1] == f"{submitted} has logged nothing that this machine can read"
@@ -107,13 +102,14 @@ def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
 
 
 def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_reason(
-    submitted, capsys, monkeypatch
+    submitted, capsys, polls, monkeypatch
 ):
     monkeypatch.setattr("infra.prefect.flow_runs.ANSWER_SECONDS", 0.0)
     show(submitted, "FAILED", "there is no sft@x\nhint: name another")
     waiting = Api.live[0] | {"state_type": "SCHEDULED"}
     pending = waiting | {"state_type": "PENDING", "state_name": "Pending"}
     Api.lives = [[waiting], [waiting], 200, 503, None, [waiting], [waiting], [pending]]
+    polls(*[nothing] * 7)
     assert main(["status", submitted, "--follow"]) == 1
     said = capsys.readouterr().err.splitlines()
     away = "Prefect's server does not answer; following continues"
@@ -122,7 +118,8 @@ def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_
     assert Api.lives == []
 
 
-def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submitted, capsys):
+def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submitted, capsys, polls):
+    polls(nothing)
     Api.lives = [Api.live, Api.live]
     show(submitted, "COMPLETED", "All states completed.")
     note = f"{submitted} finished in the worker's store: give --store"
@@ -134,21 +131,20 @@ def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(submit
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_following_continues_while_the_store_is_away(
-    submitted, counted, monkeypatch, capsys, begun
+    submitted, store, monkeypatch, polls, capsys, begun
 ):
-    store = Outage(counted, "put", "away")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
+    left = Outage(store, "put", "away")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: left)
     if begun:
-        put_run(counted, submitted, status="running")
+        put_run(store, submitted, status="running")
 
     def leave_and_end() -> None:
-        wait_until(lambda: counted.gets.count(f"runs/{submitted}.json") >= 3)
         with contextlib.suppress(StoreUnavailable):
-            store.put("away", b"")
-        put_run(counted, submitted)
+            left.put("away", b"")
+        put_run(store, submitted)
 
-    with meanwhile(leave_and_end):
-        assert main(["status", submitted, "--follow"]) == 0
+    polls(nothing, leave_and_end)
+    assert main(["status", submitted, "--follow"]) == 0
     note = "no answer to get_stored; the run is not affected, and following continues"
     assert capsys.readouterr().err.splitlines().count(note) == 1
 

@@ -12,7 +12,6 @@ import pytest
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.runs import newest_runs
-from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.support.nanochat_core.data.web_server import WebServer
 from tests.support.nanochat_core.evaluate.core_reference import write_bundle
@@ -42,8 +41,7 @@ def core(tmp_path: Path) -> Iterator[str]:
         yield f"task_data.core_bundle={web.url}"
 
 
-def failed(terminal: Terminal, *words: str) -> tuple[str, str]:
-    return terminal.fails(*words, notes=("importing ", "reading the checkpoint", "model"))
+NOTES = ("importing ", "reading the checkpoint", "model")  # of progress
 
 
 def test_it_is_evaluated_once_and_compared(
@@ -73,43 +71,37 @@ def test_it_is_evaluated_once_and_compared(
     assert second["delta"]["low"] <= second["delta"]["value"] <= second["delta"]["high"]
     assert stages["base_eval"]["not_paired"] == [None, None]
     # No other command takes it for a model of ours.
-    message, hint = failed(terminal, "chat", "pretrain@local-gpt2")
-    assert message.endswith("is a model of architecture 'gpt2', which only transformers can run")
-    assert hint.startswith("nanochat evals can evaluate it")
-    words = ("plan", "tiny", "--use", "pretrain@local-gpt2", "--until", "midtrain")
-    assert "midtrain cannot train pretrain/" in failed(terminal, *words)[0]
+    for words in ("chat", "plan tiny --until midtrain --use"):
+        terminal.refuses(*words.split(), "pretrain@local-gpt2", notes=NOTES)
 
 
 def test_mistakes_are_one_line_before_anything_is_started(
-    gpt2, store, tmp_path, monkeypatch, terminal
+    gpt2, store, tmp_path, monkeypatch, terminal, transcript
 ):
-    path = str(gpt2)
-    # What no import is needed to see, before the model is read or imported.
-    for model in (path, "hf://me/gpt2"):
-        assert "has no settings of an evaluation" in failed(terminal, "evals", model)[0]
-    assert "nothing" in failed(terminal, "evals", path, "--profile", "nothing")[0]
-    wrong = ("--profile", "tiny", "--set", "chat_eval.nothing=1")
-    assert "nothing" in failed(terminal, "evals", path, *wrong)[0]
-    assert list(newest_runs(store, "local-gpt2")) == []
-    tiny = (path, "--profile", "tiny")
-    assert "asks neither CORE nor" in failed(terminal, "evals", *tiny)[0]
+    transcript.replace(str(gpt2.parent), "MODELS")
+
+    def refuses(*words: str) -> None:
+        terminal.refuses(*words, notes=NOTES)
+
+    tiny = ("evals", str(gpt2), "--profile", "tiny")
     bundle = ("--set", "task_data.core_bundle=http://127.0.0.1:9/x.zip")
-    message, _ = failed(terminal, "evals", *tiny, *bundle, "--metric", "val_bpb")
-    assert message == "the evaluation of pretrain@local-gpt2 does not measure 'val_bpb'"
-    assert "no pool evaluates it" in failed(terminal, "evals", *tiny, *bundle, "--pool", "gpu")[0]
-    words = ("evals", *tiny, *bundle, "--set", "pretrain.num_steps=1")
-    assert "does not change how a model is evaluated" in failed(terminal, *words)[0]
-    assert "there is no directory" in failed(terminal, "evals", f"{path}x", "--profile", "d12")[0]
+    # What no import is needed to see, before the model is read or imported.
+    for model in (str(gpt2), "hf://me/gpt2"):
+        refuses("evals", model)
+    refuses("evals", str(gpt2), "--profile", "nothing")
+    refuses(*tiny, "--set", "chat_eval.nothing=1")
+    assert list(newest_runs(store, "local-gpt2")) == []
+    refuses(*tiny)
+    for wrong in ("--metric val_bpb", "--pool gpu", "--set pretrain.num_steps=1"):
+        refuses(*tiny, *bundle, *wrong.split())
+    refuses("evals", f"{gpt2}x", "--profile", "d12")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
-        message, hint = failed(terminal, "evals", *tiny, *bundle)
-        assert message.endswith("is a model of transformers, and that package is not installed")
-        assert hint == "install it: pip install 'transformers>=5.0'"
+        refuses(*tiny, *bundle)
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
         hub.add("me/gpt2", {p.name: p.read_bytes() for p in gpt2.iterdir()}, kind="model")
-        message, _ = failed(terminal, "evals", "hf://me/gpt2", "--profile", "tiny")
-        assert "asks neither CORE nor" in message
+        refuses("evals", "hf://me/gpt2", "--profile", "tiny")
         assert hub.downloads("model.safetensors")
         before = len(hub.downloads())
-        assert "only transformers can run" in failed(terminal, "chat", "hf://me/gpt2")[0]
+        refuses("chat", "hf://me/gpt2")
         assert len(hub.downloads()) == before

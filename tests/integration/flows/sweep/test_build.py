@@ -20,26 +20,18 @@ class Ended:
     """The future of a unit that has ended: with an artifact, or an error if there is none."""
 
     def __init__(self, made: Any, error: Exception | None = None) -> None:
-        self._made = made
-        self._final_state = "it has one"  # which `as_completed` reads
-        self._error = error or StageInterrupted("the run is being stopped")
-        self.state = SimpleNamespace(
-            is_completed=lambda: made is not None,
-            is_failed=lambda: made is None,
-            is_crashed=lambda: False,
-            is_cancelled=lambda: False,
-            result=self._fail,
-        )
+        from prefect.states import Completed, Failed
+
+        error = error or StageInterrupted("the run is being stopped")
+        self.state = Completed(data=SimpleNamespace(manifest=made)) if made else Failed(data=error)
+        self._final_state = self.state  # which `as_completed` reads
 
     def wait(self) -> None:
         """Return at once."""
 
-    def _fail(self) -> None:
-        raise self._error
-
     def result(self) -> Any:
         """Return what was built."""
-        return SimpleNamespace(manifest=self._made)
+        return self.state.data
 
 
 def runs_begun(toys: Any, monkeypatch: Any, submit: Any, stop: threading.Event, error: Any) -> Any:

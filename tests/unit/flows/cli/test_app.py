@@ -79,18 +79,8 @@ def test_a_help_has_every_option_and_markdown_takes_no_character_but_backticks(
 
 def test_a_help_has_its_own_options_first_and_those_of_a_place_last(monkeypatch, terminal):
     monkeypatch.setenv("COLUMNS", "80")
-    for command in ("run", "push", "ls"):
+    for command in ("run", "chat", "push", "ls"):
         terminal.shows(command, "--help")
-
-
-def test_talking_to_a_model_offers_nothing_that_only_training_reads():
-    run, chat = (
-        {name for a in arguments_of(command) for name in a.names} for command in ("run", "chat")
-    )
-    training = {"--device-batch-size", "--attention", "--compile", "--place"}
-    assert training <= run
-    assert not training & chat
-    assert {"--home", "--store", "--gpus"} <= chat
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])

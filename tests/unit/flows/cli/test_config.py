@@ -29,20 +29,16 @@ def test_options_change_what_is_written_and_what_is_read(terminal, store, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("gpu", "count", "expected"),
+    ("gpu", "count"),
     [
-        (None, 0, {"tiny": "fits", "evening8": "needs a GPU", "d32": "needs a GPU"}),
-        ("NVIDIA GeForce RTX 4060", 1, {"evening8": "fits", "d20_seed": "too large"}),
-        ("NVIDIA GeForce RTX 4090", 1, {"evening24": "fits", "d26": "too large"}),
-        ("NVIDIA H100 80GB HBM3", 8, {"d26": "fits", "d32": "fits", "hour": "fits"}),
-        ("GPU Z", 1, {"tiny": "fits", "d32": "needs 40.3 GB"}),
+        (None, 0),
+        ("NVIDIA GeForce RTX 4060", 1),
+        ("NVIDIA GeForce RTX 4090", 1),
+        ("NVIDIA H100 80GB HBM3", 8),
+        ("GPU Z", 1),
     ],
 )
-def test_the_list_says_which_profiles_this_machine_trains(
-    gpu, count, expected, terminal, monkeypatch
-):
+def test_the_list_says_which_profiles_this_machine_trains(gpu, count, terminal, monkeypatch):
     monkeypatch.setattr(config, "gpu_name", lambda: gpu)
     monkeypatch.setattr(config, "count_gpus", lambda: count)
-    rows = [line.split("  ") for line in terminal.said("config")[1:]]
-    found = {row[0]: {cell.strip() for cell in row} for row in rows}
-    assert {name: text for name, text in expected.items() if text not in found[name]} == {}
+    terminal.shows("config")

@@ -21,9 +21,8 @@ def test_what_each_profile_takes_on_a_card_is_printed(terminal):
     terminal.shows("doctor --as 4090")
 
 
-def test_programs_get_the_same_numbers(capsys):
-    assert main(["doctor", "--as", "h100", "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
+def test_programs_get_the_same_numbers(terminal):
+    tree = terminal.read("doctor", "--as", "h100")
     assert tree["gpu"] == "H100"
     assert tree["profiles"] == json.loads(json.dumps(gpu.forecast(named_gpu("h100"))))
     row = next(r for r in tree["profiles"] if (r["profile"], r["precision"]) == ("speedrun", "fp8"))
@@ -31,18 +30,14 @@ def test_programs_get_the_same_numbers(capsys):
 
 
 def test_findings_come_as_they_are_made_and_an_unknown_gpu_is_forecast_as_measured(
-    capsys, monkeypatch
+    terminal, monkeypatch
 ):
     python = Finding(name="python", state="ok", found="3.11")
     monkeypatch.setattr(checks, "examine", lambda *_: iter([python]))
     monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
     monkeypatch.setattr(gpu, "self_test", lambda: FINDINGS)
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("ok   python     3.11\nok   device     one\nwarn speed      slow\n")
-    assert "GPU Z: 100 TFLOP/s in bf16, 1 TB/s, 80.0 GB" in said
-    assert main(["doctor", "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
+    terminal.shows("doctor")
+    tree = terminal.read("doctor")
     assert [check["name"] for check in tree["checks"]] == ["python", "device", "speed"]
     assert {row["precision"] for row in tree["profiles"]} == {"bf16"}
     broken = replace(FINDINGS[0][0], state="fail")

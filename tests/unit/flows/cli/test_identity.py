@@ -71,9 +71,7 @@ def test_it_replaces_no_file_unless_asked_to_and_without_a_terminal_takes_the_de
     before = path.read_bytes()
     assert "I am Juniper, a tiny language model." in answers_in(path)
     path.write_text("mine", encoding="utf-8")
-    error, hint = terminal.fails(*words)
-    assert error == f"{path} exists"
-    assert "--force" in hint
+    terminal.refuses(*words)
     assert path.read_text(encoding="utf-8") == "mine"
     terminal.said(*words, "--force")
     assert path.read_bytes() == before

@@ -3,16 +3,14 @@
 import contextlib
 import json
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import Run, find_run, write_run
+from flows.artifacts.runs import Run, Status, find_run, write_run
 from flows.cli.app import main
 from flows.identity.manifest import File, Manifest
 from flows.leases import run_lock
@@ -22,8 +20,8 @@ from flows.leases.lease import BEAT
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from tests.support.flows.claims import claim
-from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run, todays_shards
-from tests.support.flows.waiting import meanwhile, wait_until
+from tests.support.flows.fixtures import nothing
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run, todays_shards
 
 NOON = 1_795_435_200.0  # 12:00 UTC
 STEPS: list[dict[str, Any]] = [
@@ -56,13 +54,7 @@ def with_logs(store: Store, directory: Path, **logs: str) -> Manifest:
     return put_artifact(store, replace(manifest, logs=tuple(files)))
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following that looks a hundred times a second."""
-    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
-
-
-def test_a_finished_stage_is_read_from_the_store(terminal, store, tmp_path, capsys):
+def test_a_finished_stage_is_read_from_the_store(terminal, store, tmp_path):
     write_events(tmp_path / "events", STEPS)
     text = (tmp_path / "events").read_text(encoding="utf-8")
     made = with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n\x1b[2Jworld\n")
@@ -70,10 +62,7 @@ def test_a_finished_stage_is_read_from_the_store(terminal, store, tmp_path, caps
     terminal.shows("status tiny --tail 99")
     assert terminal.said("status", "tiny", "sft") == terminal.said("status", "tiny", "-f")
     store.put(f"{made.ref.prefix}/logs/a/events_jsonl", text.replace("2.3", "9.9").encode())
-    assert main(["status", "tiny", "-f"]) == 0
-    said = capsys.readouterr()
-    assert said.err.startswith(f"warning: events.jsonl of {made.name} is damaged")
-    assert said.out.endswith("  hello\n  \\x1b[2Jworld\n")
+    terminal.shows("status tiny -f")
 
 
 def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
@@ -111,72 +100,42 @@ def test_an_unfinished_stage_is_read_from_this_machine(terminal, store, tmp_path
     assert terminal.follows("tiny", "shards", status="interrupted") == lines
 
 
-@pytest.fixture
-def ends(store: Store, counted: Counting) -> Callable[..., AbstractContextManager[None]]:
-    """Ends a run, while the block follows it, once its record was read so often."""
-
-    def end(run: Run, *, reads: int, first: Callable[[], object] = lambda: None):
-        def act() -> None:
-            wait_until(lambda: counted.gets.count(f"runs/{run.run}.json") >= reads)
-            first()
-            write_run(store, replace(run, status="failed"))
-
-        return meanwhile(act)
-
-    return end
+def ending(store: Store, run: Run, status: Status = "failed") -> Callable[[], None]:
+    """Return what ends a run."""
+    return lambda: write_run(store, replace(run, status=status))
 
 
-def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, counted, ends):
+def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, polls):
     run = put_run(store, "tiny-1", status="running")
     events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
     write_events(events, STEPS[:1])
+    more, again = (lambda n=n: write_events(events, STEPS[:n]) for n in (5, 1))
 
-    def log() -> None:
-        write_events(tmp_path / "more", STEPS)
-        with events.open("a", encoding="utf-8") as file:
-            for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
-                file.write(f"{line}\n")
-                file.flush()
-        # More often than in one poll, which may have begun before, also if it checks who builds.
-        seen, key = len(counted.gets), f"runs/{run.run}.json"
-        wait_until(lambda: counted.gets[seen:].count(key) > 8)
-        write_events(events, STEPS[:1])  # it is built again
+    def end() -> None:
+        write_events(events, STEPS[:2])
+        ending(store, run)()
 
-    with ends(run, reads=3, first=log):
-        lines = terminal.follows("tiny")
-    # Each event once, also those that were written right before the end.
-    assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in (*range(5), 0)]
+    polls(nothing, more, nothing, again, end)
+    lines = terminal.follows("tiny")
+    # Each event once, also when it is built again and those right before the end.
+    assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in (*range(5), 0, 1)]
 
 
-def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
-    terminal, store, tmp_path, counted, ends
+def test_logs_of_a_finished_stage_are_read_once_and_whole_whatever_the_tail(
+    terminal, store, tmp_path, counted, polls
 ):
     write_events(tmp_path / "events", STEPS)
     made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
-    with ends(put_run(store, "tiny-1", made, status="running"), reads=10):
-        lines = terminal.follows("tiny", "sft")
-    assert len(lines) == len(STEPS)
+    run = put_run(store, "tiny-1", status="running")
+    run = replace(run, stages={"sft": made.fingerprint})
+    polls(nothing, ending(store, run, "running"), nothing, nothing, ending(store, run))
+    assert len(terminal.follows("tiny", "--tail", "1")) == len(STEPS)
     assert counted.gets.count(made.logs[0].key) == 1
-
-
-def test_a_stage_that_is_finished_meanwhile_is_followed_whatever_the_tail(
-    terminal, store, tmp_path, counted
-):
-    write_events(tmp_path / "events", STEPS)
-    made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
-    put_run(store, "tiny-1", status="running")
-
-    def finish() -> None:
-        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 3)
-        put_run(store, "tiny-1", made, status="failed")
-
-    with meanwhile(finish):
-        assert len(terminal.follows("tiny", "--tail", "1")) == len(STEPS)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Following that asks at every look whether a process builds the run, and believes it."""
+    """Following that asks at every poll whether a process builds the run, and believes it."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_CHECKS", 0.0)
     monkeypatch.setattr("flows.cli.train.logs._MAX_MISSES", 1)
@@ -184,50 +143,39 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("profile", ["tiny", "removed"])  # which cannot be planned
-def test_following_ends_when_no_process_builds_the_run_any_more(store, tmp_path, capsys, profile):
+def test_following_ends_when_no_process_builds_the_run_any_more(
+    store, tmp_path, terminal, profile, polls
+):
     put_run(store, "tiny-1", profile=profile, status="running")
     write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
-    assert main(["status", "tiny", "-f"]) == 1
-    printed = capsys.readouterr()
-    seen = ["12:00:00", "12:00:01"] if profile == "tiny" else []
-    assert [line.split()[0] for line in printed.out.splitlines()] == seen
-    note = "no process seen here builds tiny-1; see: nanochat status tiny-1\n"
-    assert printed.err.startswith(note)
-    assert (printed.err == note) == (profile == "tiny")
+    polls(nothing, nothing)
+    terminal.shows("status tiny -f", code=1)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("builds", [True, False])  # else its command waits, for a device perhaps
-def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_path, ends, builds):
+def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_path, polls, builds):
     run = put_run(store, "tiny-1", status="running")
     events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
     write_events(events, STEPS[:1])
     held = try_acquire(store, REF, claim("b")) if builds else None
     command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
-    with (
-        held.keep(beat=BEAT) if isinstance(held, HeldLease) else command,
-        ends(run, reads=5),
-    ):
+    polls(nothing, nothing, nothing, ending(store, run))
+    with held.keep(beat=BEAT) if isinstance(held, HeldLease) else command:
         assert len(terminal.follows("tiny")) == 1  # without a note
 
 
 @pytest.mark.usefixtures("impatient")
-def test_following_ends_when_the_command_that_it_waits_for_dies(terminal, store, tmp_path, counted):
+def test_following_ends_when_the_command_that_it_waits_for_dies(terminal, store, tmp_path, polls):
     put_run(store, "tiny-1", status="running", ended=None)
     write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:1])
-    is_waiting = threading.Event()
+    command = contextlib.ExitStack()
+    command.enter_context(run_lock.hold(tmp_path / "home", "tiny-1", store=store.url))
 
-    def wait_and_die() -> None:
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            run_lock.hold(tmp_path / "home", "tiny-1", store=store.url),
-        ):
-            is_waiting.set()
-            wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
+    def die() -> None:
+        with contextlib.suppress(KeyboardInterrupt), command:
             raise KeyboardInterrupt
 
-    with meanwhile(wait_and_die):
-        assert is_waiting.wait(100)
-        assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
-    found = find_run(store, "tiny-1")
-    assert found.status == "interrupted"
+    polls(nothing, nothing, die, nothing)
+    assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
+    assert find_run(store, "tiny-1").status == "interrupted"

@@ -2,45 +2,15 @@
 
 import pytest
 
-from flows.cli.app import main
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
-from tests.support.flows.measured import put_measured
+from tests.support.flows.measured import put_measured, put_measured_runs
 from tests.support.flows.shelf import make_manifest, put_run
-
-SEGMENTS = (
-    {"started": 100.0, "ended": 160.0, "device": "cpu", "processes": 1, "dollars": 0.5},
-    {"started": 200.0, "ended": 230.0, "device": "cuda", "processes": 8, "dollars": 0.25},
-)
 
 
 @pytest.fixture
 def measured(store: Store) -> list[Manifest]:
-    """Two runs that share a model; the first has an evaluation."""
-    model = put_measured(
-        store,
-        "pretrain",
-        segments=SEGMENTS,
-        metrics={"val_bpb": 1.25, "note": "x", "ok": True},
-        steps=[
-            {"step": 1, "time": 1.0, "seconds": 0.5, "loss": 3.5},
-            {"step": 2, "time": 2.0, "seconds": 1.5, "loss": float("nan")},
-        ],
-    )
-    evaluated = put_measured(
-        store,
-        "base_eval",
-        metrics={"core": 0.2, "core_low": 0.1, "core_high": 0.3},
-        inputs={"pretrain": model},
-        examples=[
-            {"task": "sums", "place": 0, "answer": 1, "correct": True},
-            {"task": "sums", "place": 1, "answer": 2, "correct": False},
-        ],
-    )
-    tuned = put_measured(store, "sft", steps=[{"step": 1, "time": 1.0, "reward": 0.25}])
-    put_run(store, "tiny-1", model, evaluated, started="2026-11-21T06:00:00Z")
-    put_run(store, "tiny-2", model, tuned, depth=4, overrides=("a.b=1",), status="failed")
-    return [model, evaluated, tuned]
+    return put_measured_runs(store)
 
 
 QUERIES = (
@@ -102,17 +72,12 @@ def test_an_empty_store_has_empty_views(store, terminal):
         assert terminal.read("sql", f"select count(*) as n from {view}") == [{"n": 0}]
 
 
-def test_what_is_gone_or_damaged_is_passed_over_and_said(measured, store, capsys):
+def test_what_is_gone_or_damaged_is_passed_over_and_said(measured, store, terminal):
     gone, damaged = measured[0].logs[-1], measured[2].logs[-1]
     store.delete(gone.key)
     store.put(damaged.key, b"other bytes")
     put_run(store, "tiny-3", make_manifest("rl"))
-    assert main(["sql", "select count(*) as n from steps"]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines() == ["n", "0"]
-    assert f"metrics.parquet of {measured[0].name} is gone" in said.err
-    assert f"metrics.parquet of {measured[2].name} is damaged" in said.err
-    assert "is gone" in said.err
+    terminal.shows("sql", "select count(*) as n from steps")
 
 
 REFUSED = """

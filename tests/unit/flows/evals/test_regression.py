@@ -1,5 +1,7 @@
 """When a model counts as worse, and what is said of it."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,47 +15,28 @@ from tests.support.flows.measured import put_measured
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 
-class Shelf:
-    """Evaluations of a model that changes every night."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._nights = 0
-
-    def night(
-        self,
-        *,
-        suite: str = "a",
-        config: Any = None,
-        status: str = "finished",
-        run: str | None = None,
-        **metrics: Any,
-    ) -> Evaluation:
-        """Add an evaluation; `metrics` also distinguish the models."""
-        self._nights += 1
-        model = make_manifest("sft", files={"data": repr(metrics)})
-        data = make_manifest("task_data", files={"data": suite})
-        manifest = put_artifact(
-            self._store,
-            make_manifest(
-                "chat_eval_sft",
-                config=config,
-                inputs={"sft": model, "task_data": data},
-                metrics=metrics,
-            ),
-        )
-        name = run or f"eval-main-20261121t0300{self._nights:02d}z-0000"
-        record = put_run(self._store, name, manifest, name="eval-main", status=status)
-        return Evaluation(run=record, manifest=manifest)
-
-    @property
-    def history(self) -> list[Evaluation]:
-        return read_history(self._store, "eval-main", "chat_eval_sft")
-
-
 @pytest.fixture
-def shelf(store: Store) -> Shelf:
-    return Shelf(store)
+def night(store: Store) -> Callable[..., Evaluation]:
+    """Return a function that adds an evaluation; `metrics` also distinguish the models."""
+    nights = itertools.count(1)
+
+    def add(
+        *, suite: str = "a", config: Any = None, status: str = "finished", **metrics: Any
+    ) -> Evaluation:
+        model = make_manifest("sft", files={"data": repr(metrics)})
+        inputs = {"sft": model, "task_data": make_manifest("task_data", files={"data": suite})}
+        made = make_manifest("chat_eval_sft", config=config, inputs=inputs, metrics=metrics)
+        put_artifact(store, made)
+        run = f"eval-main-20261121t0300{next(nights):02d}z-0000"
+        return Evaluation(
+            run=put_run(store, run, made, name="eval-main", status=status), manifest=made
+        )
+
+    return add
+
+
+def history(store: Store) -> list[Evaluation]:
+    return read_history(store, "eval-main", "chat_eval_sft")
 
 
 TWO = [{"chatcore": 0.9}, {"chatcore": 0.5}]
@@ -81,18 +64,18 @@ ANOTHER = [
     ],
 )
 def test_a_loss_beyond_the_allowed_one_is_a_regression(
-    store, shelf, earlier, tonight, rule, regressed, baseline
+    store, night, earlier, tonight, rule, regressed, baseline
 ):
-    for night in earlier:
-        shelf.night(**night)
-    verdict = assess(store, shelf.night(**tonight), shelf.history, EvalRequest(**rule))
+    for before in earlier:
+        night(**before)
+    verdict = assess(store, night(**tonight), history(store), EvalRequest(**rule))
     assert verdict.regressed is regressed
     assert (verdict.baseline and verdict.baseline.value) == baseline
 
 
-def test_a_loss_is_reported_once_while_the_model_does_not_change(store, shelf):
+def test_a_loss_is_reported_once_while_the_model_does_not_change(store, night):
     start, first, second = (
-        assess(store, shelf.night(chatcore=score), shelf.history, EvalRequest())
+        assess(store, night(chatcore=score), history(store), EvalRequest())
         for score in (0.9, 0.5, 0.5)
     )
     assert start.text == "chatcore 0.9; there is no earlier evaluation to compare it with"
@@ -100,18 +83,18 @@ def test_a_loss_is_reported_once_while_the_model_does_not_change(store, shelf):
     assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
 
 
-def test_a_loss_whose_interval_includes_0_is_no_regression(store, shelf):
-    shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
-    unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
-    verdict = assess(store, unsure, shelf.history, EvalRequest())
+def test_a_loss_whose_interval_includes_0_is_no_regression(store, night):
+    night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
+    unsure = night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
+    verdict = assess(store, unsure, history(store), EvalRequest())
     assert not verdict.regressed
     assert verdict.is_inside
     assert verdict.text == (
         f"chatcore 0.4 (0.2 to 0.6), -0.1 (-0.3828 to +0.1828) against 0.5 of run "
         f"{verdict.baseline_run}; the interval of the difference includes 0"
     )
-    sure = shelf.night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
-    verdict = assess(store, sure, shelf.history, EvalRequest())
+    sure = night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
+    verdict = assess(store, sure, history(store), EvalRequest())
     assert (verdict.regressed, verdict.is_inside) == (True, False)
     assert verdict.facts["delta"]["high"] < 0
 
@@ -140,26 +123,26 @@ def test_answers_to_the_same_questions_decide_together(store, lost, gained, regr
     assert (verdict.regressed, verdict.is_inside) == (regressed, not regressed)
 
 
-def test_a_metric_that_failed_says_why(store, shelf):
-    newest = shelf.night(gsm8k=0.1, chatcore_failed="no sandbox here")
+def test_a_metric_that_failed_says_why(store, night):
+    newest = night(gsm8k=0.1, chatcore_failed="no sandbox here")
     with pytest.raises(
         ConfigError, match=r"has not measured chatcore or core.*no sandbox"
     ) as caught:
-        assess(store, newest, shelf.history, EvalRequest())
+        assess(store, newest, history(store), EvalRequest())
     assert caught.value.hint == "it has measured: gsm8k"
 
 
-def test_the_history_is_a_table_latest_first(shelf):
-    shelf.night(chatcore=0.9, chatcore_low=0.8, chatcore_high=1.0, gsm8k=0.1)
-    shelf.night(chatcore=0.5)
-    rows = history_rows(shelf.history, "chatcore")
+def test_the_history_is_a_table_latest_first(store, night):
+    night(chatcore=0.9, chatcore_low=0.8, chatcore_high=1.0, gsm8k=0.1)
+    night(chatcore=0.5)
+    rows = history_rows(history(store), "chatcore")
     assert [row["chatcore"] for row in rows] == ["0.5", "0.9 (0.8 to 1)"]
     assert rows[1]["gsm8k"] == "0.1"
     assert all(len(row["model"]) == 12 for row in rows)
 
 
-def test_a_damaged_evaluation_is_left_out_of_the_history(store, shelf):
-    damaged: Manifest = shelf.night(chatcore=0.9).manifest
-    shelf.night(chatcore=0.5)
+def test_a_damaged_evaluation_is_left_out_of_the_history(store, night):
+    damaged: Manifest = night(chatcore=0.9).manifest
+    night(chatcore=0.5)
     store.put(f"{damaged.stage}/{damaged.fingerprint}/manifest.json", b"{}")
-    assert len(shelf.history) == 1
+    assert len(history(store)) == 1

@@ -21,23 +21,11 @@ ROWS = [
 COLUMNS = [Column(name, right=name == "size") for name in ROWS[0]]
 
 
-def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned():
-    lines = Table(columns=COLUMNS, rows=ROWS[1:]).lines()
-    assert len(lines) == len(ROWS)
-    assert {line.index(row[2]) for line, row in zip(lines, ROWS, strict=True)} == {32}
-    assert {line.index(row[3]) + len(row[3]) for line, row in zip(lines, ROWS, strict=True)} == {72}
-
-
-@pytest.mark.parametrize("width", [1, 20, 34, 40, 60, 72, 80, 100, 1000])
-@pytest.mark.parametrize("indent", ["", "  "])
-def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width, indent):
-    lines = Table(columns=COLUMNS, rows=ROWS[1:], indent=indent).lines(width=width)
-    assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
-    longest = max(len(indent) + 4 + len(word) for line in lines for word in line.split())
-    # The first column is never broken, nor is a word.
-    assert max(map(len, lines)) <= max(width, longest, len(indent) + 20)
-    rows = [line for line in lines if not line.startswith(f"{indent}    ")]
-    assert [line.split()[0] for line in rows] == [row[0] for row in ROWS]
+def test_a_row_is_a_line_if_there_is_room_and_else_is_continued_and_loses_no_word(transcript):
+    for width, indent in ((None, ""), (100, ""), (72, "  "), (40, ""), (20, "  "), (1, "")):
+        lines = Table(columns=COLUMNS, rows=ROWS[1:], indent=indent).lines(width=width)
+        transcript.check(f"width {width}, indent '{indent}'", "\n".join(lines))
+        assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
 
 
 def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can():

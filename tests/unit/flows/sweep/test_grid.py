@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from flows.plan.pinned import sections_of
 from flows.plan.upstream import moving_names
 from flows.profiles import open_profile
@@ -87,34 +85,7 @@ def test_the_same_grid_has_the_same_name_and_another_one_another():
     assert grid(LR, overrides=("pretrain.num_steps=7",)).name != name
 
 
-@pytest.mark.parametrize(
-    ("vary", "options", "error"),
-    [
-        ((), {}, "no setting is varied"),
-        (("optimizer.muon_lr",), {}, "not of the form"),
-        (("optimizer.muon_lr=0.1,",), {}, "not of the form"),
-        ((LR, LR), {}, "optimizer.muon_lr is varied twice"),
-        (("optimizer.muon_l=1,2",), {}, "there is no setting 'optimizer.muon_l'"),
-        (("optimizer.muon_lr=fast",), {}, "optimizer.muon_lr is"),
-        (("optimizer.muon_lr=0.02",), {}, "every point has the settings of the base"),
-        (("seed=1,2",), {}, "seed is set, but a sweep has its own seeds"),
-        ((LR,), {"overrides": ("seed=7",)}, "seed is set, but a sweep has its own seeds"),
-        ((LR,), {"seeds": (1, 1)}, "seeds are 1,1, expected different ones"),
-        ((LR,), {"seeds": ()}, "seeds are none, expected different ones"),
-        ((LR,), {"reduction": 0}, "reduction is 0"),
-        ((LR,), {"stage": "sft"}, "stage sft has no score to compare"),
-        ((LR,), {"run_name": "a/b"}, "cannot be the name of a run"),
-        ((LR,), {"profile": "tinny"}, "there is no profile 'tinny'"),
-        (("model.depth=4",), {}, "every point has the settings of the base"),
-        (("model.depth=2,two",), {}, "model.depth is 'two', expected a whole number"),
-        (("model.depth=0,2",), {}, "depth 0 is not between 1 and 100"),
-        (("model.depth=2,101",), {}, "depth 101 is not between 1 and 100"),
-        (("model.depth=1,2",), {"depth": 3}, "depth is 3, but the sweep varies it"),
-        ((f"pretrain.num_steps={','.join(map(str, range(1, 41)))}",), {}, "123 runs"),
-    ],
-    ids=str,
-)
-def test_what_is_no_sweep_is_refused_with_a_hint(vary, options, error):
-    with pytest.raises(ConfigError, match=error) as caught:
-        grid(*vary, **options)
-    assert caught.value.hint
+def test_a_request_without_seeds_or_that_stops_every_point_is_refused(transcript):
+    for options in ({"seeds": ()}, {"reduction": 0}):
+        request = SweepRequest(vary=(LR,), **options)
+        transcript.refused(str(options), ConfigError, open_sweep, request)

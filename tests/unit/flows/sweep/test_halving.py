@@ -7,37 +7,30 @@ import pytest
 from flows.sweep.results import FAILED, seeds_allowed
 
 
-def allowed(table: list[list[float]], reduction: int = 2) -> list[int]:
+def allowed(table: list[list[float]], reduction: int) -> list[int]:
     """With all scores known."""
     scores = [dict(enumerate(row)) for row in table]
     return seeds_allowed(scores, num_seeds=len(table[0]), reduction=reduction)
 
 
-def test_the_better_half_of_each_rung_gets_the_next_seed():
-    table = [[5.0, 1, 1], [1, 2, 9], [2, 1, 1], [9, 9, 9], [3, 9, 1]]
-
-    assert allowed(table) == [1, 3, 3, 1, 2]
-
-
-def test_ranks_are_by_the_mean_of_all_seeds_so_far():
-    assert allowed([[1.0, 9, 1], [2, 2, 1], [3, 3, 1]]) == [2, 3, 1]
-
-
-def test_a_reduction_of_1_stops_none():
-    assert allowed([[1.0, 1, 1], [9, 9, 9]], reduction=1) == [3, 3]
-
-
-def test_one_seed_needs_no_decision():
-    assert allowed([[1.0], [2.0]]) == [1, 1]
-
-
-def test_equal_scores_go_on_in_the_order_of_the_grid():
-    assert allowed([[1.0, 1], [1, 1], [1, 1], [1, 1]]) == [2, 2, 1, 1]
-
-
-def test_a_point_that_failed_gets_no_more_seeds_and_holds_back_none():
-    assert allowed([[FAILED, 1, 1], [9, 1, 1], [FAILED, 1, 1]]) == [1, 3, 1]
-    assert allowed([[1.0, FAILED, 1], [2, 2, 1], [3, 3, 1], [4, 4, 4]]) == [2, 3, 1, 1]
+@pytest.mark.parametrize(
+    ("table", "reduction", "seeds"),
+    [
+        # The better half of each rung gets the next seed, by the mean of all seeds so far.
+        ([[5, 1, 1], [1, 2, 9], [2, 1, 1], [9, 9, 9], [3, 9, 1]], 2, [1, 3, 3, 1, 2]),
+        ([[1, 9, 1], [2, 2, 1], [3, 3, 1]], 2, [2, 3, 1]),
+        # A reduction of 1 stops none, and one seed needs no decision.
+        ([[1, 1, 1], [9, 9, 9]], 1, [3, 3]),
+        ([[1], [2]], 2, [1, 1]),
+        # Equal scores continue in the order of the grid.
+        ([[1, 1], [1, 1], [1, 1], [1, 1]], 2, [2, 2, 1, 1]),
+        # A point that failed gets no more seeds, and holds back none.
+        ([[FAILED, 1, 1], [9, 1, 1], [FAILED, 1, 1]], 2, [1, 3, 1]),
+        ([[1, FAILED, 1], [2, 2, 1], [3, 3, 1], [4, 4, 4]], 2, [2, 3, 1, 1]),
+    ],
+)
+def test_which_points_get_how_many_seeds(table, reduction, seeds):
+    assert allowed(table, reduction) == seeds
 
 
 def test_a_point_continues_before_the_rung_is_whole_once_none_can_take_its_place():

@@ -39,16 +39,6 @@ def report(*depths, core=None, **options):
     return report_of_sweep(series_of(*depths), results, "file:///store", **options)
 
 
-def test_what_depth_does_not_decide_is_built_once():
-    units = units_of(series_of(1, 2, 3))
-    assert [unit.label for unit in units] == [
-        *("shards", "task_data", "tokenizer", "tokens", "rows"),
-        *(f"d{depth} / {stage}" for stage in ("pretrain", "base_eval") for depth in (1, 2, 3)),
-    ]
-    evaluated = units[-1]
-    assert [source.label for source in evaluated.inputs] == ["d3 / pretrain", "rows", "task_data"]
-
-
 def test_all_depths_get_the_text_of_the_one_that_needs_most():
     series = series_of(4, 12, profile="d12")
     most = open_profile("d12").run.shards.num_shards
