@@ -15,7 +15,6 @@ from nanochat_core.train.policy import (
     Rollout,
     advantages_of,
     count_sampled,
-    drop_equal_groups,
     log_probs,
     micro_batches,
     pad,
@@ -195,11 +194,3 @@ def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others(
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
 def test_a_group_of_equals_has_no_advantage_at_all(baseline, reward):
     assert advantages_of([reward] * 7, baseline) == [0.0] * 7
-
-
-def test_groups_whose_rewards_are_equal_are_dropped_whole():
-    rewards = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
-    rollouts = [rollout([g], [i], [1], 0.0, r) for g, group in enumerate(rewards)
-                for i, r in enumerate(group)]  # fmt: skip
-    kept = drop_equal_groups(rollouts, 2)
-    assert [(r.prompt, r.answer) for r in kept] == [([g], [i]) for g in (1, 3) for i in (0, 1)]

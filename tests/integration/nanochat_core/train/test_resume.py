@@ -1,6 +1,5 @@
 """A training job that is stopped and started again ends as if it had not been stopped."""
 
-import ast
 import dataclasses
 import json
 import re
@@ -114,30 +113,16 @@ def test_a_smaller_device_batch_changes_no_row_and_hardly_the_loss(bench):
     assert bench.files(job.output) == bench.files(bench.models["pretrain"])
 
 
-# The stage that docs/contributing/stage.md shows runs, resumes as it says, and stays short.
+# The stage that docs/contributing/stage.md shows runs, and resumes as it says.
 
 
 @pytest.fixture
-def text():
-    (text,) = re.findall(
-        r"```python\n(\"\"\"Stage .*?)```",
-        (DOCS / "contributing/stage.md").read_text("utf-8"),
-        re.DOTALL,
-    )
-    return text
-
-
-@pytest.fixture
-def stage(text):
+def stage():
+    guide = (DOCS / "contributing/stage.md").read_text("utf-8")
+    (text,) = re.findall(r"```python\n(\"\"\"Stage .*?)```", guide, re.DOTALL)
     module = types.ModuleType("longer")
     exec(compile(text, "stage.md", "exec"), module.__dict__)
     return module
-
-
-def test_a_whole_training_stage_takes_at_most_25_lines(text):
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    docstrings = [n for n in found if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
-    assert len(found) - len(docstrings) <= 25
 
 
 def test_the_stage_of_the_guide_trains_on_and_resumes(bench, stage):
