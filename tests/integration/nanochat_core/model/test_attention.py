@@ -223,14 +223,6 @@ def test_each_backend_gets_the_window_as_it_counts_it(name, length, window, monk
     torch.testing.assert_close(got.double(), written_out(q, k, v, window), atol=2e-5, rtol=1e-5)
 
 
-def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    fa2 = next(backend for backend in BACKENDS if backend.name == "fa2")
-    reason = fa2.unable(torch.device("cuda", 0), torch.bfloat16)
-    assert str(reason).startswith("its package is missing: cannot import name")
-
-
 def _of_sequences(q, k, v, ends, _, *lengths, window_size):
     """What torch documents of `varlen_attn`, written out: -1 is no limit."""
     assert ends.dtype == torch.int32

@@ -187,9 +187,3 @@ def test_a_gpus_job_that_finds_no_memory_of_the_host_is_not_retried_with_fewer_r
     with pytest.raises(StageError, match=f"^{message}") as caught, oom_explained(resources):
         raise error
     assert isinstance(caught.value, OutOfMemory) == (error is GPU)
-
-
-def test_another_error_is_not_taken_for_a_lack_of_memory(bench, monkeypatch):
-    fail(monkeypatch, GPT, "summed_loss", OTHER)
-    with pytest.raises(RuntimeError, match="shapes cannot"):
-        bench.done("pretrain")
