@@ -89,7 +89,7 @@ def test_a_person_may_name_a_gpu_shortly_and_an_unknown_one_is_refused(transcrip
     lines = (f"{name}: {named_gpu(name).name}" for name in SHORT)
     transcript.check("short names", "\n".join(lines))
     for name in (*UNKNOWN, ""):
-        transcript.refused(name, ConfigError, named_gpu, name)
+        transcript.refused(repr(name), ConfigError, named_gpu, name)
 
 
 # What torch calls devices. The second half is not of the table, though it contains names that are.
