@@ -77,19 +77,3 @@ def test_a_side_that_breaks_says_how(tmp_path: Path) -> None:
     with pytest.raises(SideFailed, match=r"ended with 1:\n +ValueError: no such model"):
         side.wait_ready()
     side.close()
-
-
-def test_a_held_side_does_nothing_until_it_is_released(loop: Side) -> None:
-    loop.wait_ready()
-    loop.hold()
-    until = time.monotonic() + 60
-    while state_of(loop) != "T":  # the signal takes a moment
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    loop.release()
-    assert loop.run(1)["steps"] == 1
-
-
-def state_of(side: Side) -> str:
-    """The state of the side's process in /proc: R, S or T."""
-    return Path(f"/proc/{side._process.pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -106,21 +106,3 @@ def test_a_line_of_the_largest_size_is_read_and_a_longer_one_named(tmp_path, mon
     with pytest.raises(FileFault, match=f"{path}:2 is longer than") as error:
         list(json_lines(path, hint="a line is a text"))
     assert "a line is a text" in error.value.hint
-
-
-def test_the_parts_of_a_long_line_are_joined_once(tmp_path, monkeypatch):
-    """Joined at each read they took time, and memory, that grow with the square of its length."""
-    monkeypatch.setattr(user_files, "_CHUNK", 1000)
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps("x" * 300_000))
-    made = []
-
-    class Text(str):
-        def __radd__(self, other):
-            made.append(len(other) + len(self))
-            return Text(str(other) + str(self))
-
-    chunks = [Text(chunk) for chunk in text_chunks(path)]
-    monkeypatch.setattr(user_files, "text_chunks", lambda *_, **__: iter(chunks))
-    assert [value for _, value in json_lines(path, hint="")] == ["x" * 300_000]
-    assert not made

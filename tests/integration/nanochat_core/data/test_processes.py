@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from nanochat_core.data.processes import map_in_processes
@@ -91,6 +92,10 @@ def test_leaving_early_leaves_no_process(items):
     assert multiprocessing.active_children() == []
 
 
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is asked on Linux only")
 def test_processes_die_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "parent.py"
@@ -109,12 +114,4 @@ def test_processes_die_with_a_parent_that_is_killed(tmp_path):
             children = [int(parent.stdout.readline()) for _ in range(2)]
         finally:
             parent.kill()
-    wait_until(lambda: not any(is_running(pid) for pid in children))
-
-
-def is_running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not any(map(is_running, children)))

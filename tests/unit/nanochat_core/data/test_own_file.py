@@ -12,7 +12,6 @@ from nanochat_core.data.conversations.custom_jsonl import (
 )
 from nanochat_core.data.conversations.disk_shuffle import Spool
 from nanochat_core.errors import DataError
-from tasks.kinds.files import JsonLines
 from tests.support.nanochat_core.data.fixtures import refused
 
 
@@ -39,13 +38,10 @@ def read(tmp_path, lines):
 
 
 def read_dataset(dataset, scratch):
-    asked = {}
     with Spool(scratch / "lines") as spool:
-        splits = read_own_file(dataset, spool)
-        for name, split in zip(("train", "test"), splits, strict=True):
-            split.write(scratch / f"{name}.out", scratch=scratch)
-            asked[name] = [c["messages"][0]["content"] for c in JsonLines(scratch / f"{name}.out")]
-    return asked
+        splits = zip(("train", "test"), read_own_file(dataset, spool), strict=True)
+        messages = {name: [spool.read(int(i))["messages"] for i in s.order] for name, s in splits}
+        return {name: [first["content"] for first, *_ in messages[name]] for name in messages}
 
 
 def test_a_line_is_a_list_or_an_object_that_may_say_who_is_tested(tmp_path):

@@ -66,16 +66,11 @@ def test_an_answer_of_weight_0_is_context_and_is_not_learnt():
         assert render_conversation(TOKENIZER, talk, max_tokens=MANY) == (full_ids, expected)
 
 
-def test_a_system_message_is_put_before_the_first_question():
+def test_a_system_message_is_put_before_the_first_question_of_a_prompt():
     conversation = chat("Hi", "Hello", "Bye", "See you", system="Be brief.")
-    merged = chat("Be brief.\n\nHi", "Hello", "Bye", "See you")
     before = str(conversation)
-    assert render_conversation(TOKENIZER, conversation, max_tokens=MANY) == render_conversation(
-        TOKENIZER, merged, max_tokens=MANY
-    )
-    assert render_for_completion(TOKENIZER, conversation) == render_for_completion(
-        TOKENIZER, merged
-    )
+    merged = render_for_completion(TOKENIZER, chat("Be brief.\n\nHi", "Hello", "Bye", "See you"))
+    assert render_for_completion(TOKENIZER, conversation) == merged
     assert str(conversation) == before
 
 
