@@ -46,20 +46,18 @@ NUMBERS = {
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return library
 
 
-@pytest.mark.parametrize(
-    ("shown", "asked", "is_there"),
-    [
-        (None, 0, True),
-        ("3", 3, True),
-        ("5,4", 5, True),
-        ("GPU-1a2b,GPU-3c4d", "GPU-1a2b", True),
-        ("", "", False),
-        ("8", 8, False),
-    ],
-)
+# What CUDA shows, which GPU is asked for, and whether it is there.
+SHOWN = [
+    *((None, 0, True), ("3", 3, True), ("5,4", 5, True), ("", "", False), ("8", 8, False)),
+    ("GPU-1a2b,GPU-3c4d", "GPU-1a2b", True),
+]
+
+
+@pytest.mark.parametrize(("shown", "asked", "is_there"), SHOWN)
 def test_the_gpu_is_the_first_that_cuda_shows(
     shown: str | None,
     asked: int | str,
@@ -67,17 +65,14 @@ def test_the_gpu_is_the_first_that_cuda_shows(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert (find_gpu() is not None) == is_there
     assert library.asked == [asked]
 
 
-def test_the_clocks_are_sampled_with_the_reasons_that_they_are_not_higher(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+@pytest.mark.usefixtures("library")
+def test_the_clocks_are_sampled_with_the_reasons_that_they_are_not_higher() -> None:
     gpu = find_gpu()
     assert gpu is not None
     assert gpu.joules() is None  # which it does not count

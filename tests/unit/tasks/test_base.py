@@ -84,17 +84,16 @@ def test_a_prompt_is_all_but_the_last_answer():
     assert prompt_key(conversation) == prompt_key(prompt) != prompt_key({"messages": [user("c")]})
 
 
-def test_the_first_examples_of_a_task_are_a_task():
-    examples = [{"messages": [user(str(i))]} for i in range(5)]
-    task = Task(name="t", split="train", examples=examples)
-    assert list(task.first(2).examples) == examples[:2]
-    assert (len(task), len(task.first(2)), len(task.first(9))) == (5, 2, 5)
-    assert task.first(2).name == "t"
-
-
 def test_a_part_of_a_task_is_a_task_and_parts_of_parts_too():
     examples = [{"messages": [user(str(i))]} for i in range(50)]
     task = Task(name="t", split="train", examples=examples)
+    assert (len(task), len(task.first(2)), len(task.first(99)), task.first(2).name) == (
+        50,
+        2,
+        50,
+        "t",
+    )
+    assert list(task.first(2).examples) == examples[:2]
     for part in (slice(3, 40, 4), slice(0, 99, 1), slice(10, 10, 1), slice(-5, None, 2)):
         assert list(task.sliced(part.start, part.stop, part.step).examples) == examples[part]
     assert list(task.sliced(1, None, 3).sliced(2, 9, 2).examples) == examples[1::3][2:9:2]

@@ -57,20 +57,11 @@ def test_a_shard_that_is_done_is_not_done_again(job):
     assert {p.name: p.read_bytes() for p in job.output.iterdir()} == whole
 
 
-def test_large_vocabularies_take_four_bytes():
-    assert dtype_for(2**16) == "uint16"
-    assert dtype_for(2**16 + 1) == "uint32"
-
-
-def test_ids_of_four_bytes_are_read_back(tmp_path, write_shards, tokenizer_dir):
-    directory = write_shards(SHARDS)
-    shard = tokenize.tokenize_shard(
-        directory / shard_name(1),
-        tokenizer_directory=tokenizer_dir,
-        output=tmp_path,
-        scratch=tmp_path,
-        dtype="uint32",
-    )
+def test_large_vocabularies_take_four_bytes(tmp_path, write_shards, tokenizer_dir):
+    assert (dtype_for(2**16), dtype_for(2**16 + 1)) == ("uint16", "uint32")
+    path = write_shards(SHARDS) / shard_name(1)
+    given = {"tokenizer_directory": tokenizer_dir, "output": tmp_path, "scratch": tmp_path}
+    shard = tokenize.tokenize_shard(path, dtype="uint32", **given)
     assert (tmp_path / "shard_00001.tokens").stat().st_size == 4 * shard.tokens
 
 
