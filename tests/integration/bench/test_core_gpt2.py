@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from bench.core_gpt2 import compare_with_peer, evaluate, missing_part
+from bench.core_gpt2 import compare_with_peer, evaluate
 from nanochat_core.evaluate.core_tasks import open_suite
 from nanochat_core.evaluate.foreign import ForeignModel, open_foreign
 from nanochat_core.evaluate.intervals import mean_of
@@ -80,7 +80,3 @@ def test_every_verdict_is_nanochats(gpt2: ForeignModel, bundle: Path) -> None:
     scores = evaluate(gpt2, suite)
     equal, asked = compare_with_peer(gpt2, suite, scores, Path(os.environ["NANOCHAT_DIR"]), 20)
     assert equal == asked > 90
-
-
-def test_a_folder_without_weights_is_named(tmp_path: Path, bundle: Path) -> None:
-    assert "no weights: --weights or GPT2_WEIGHTS" in str(missing_part(bundle, tmp_path))

@@ -212,16 +212,6 @@ def found_anew():
     run.protections.cache_clear()
 
 
-@pytest.fixture
-def no_bubblewrap(tmp_path, monkeypatch, found_anew):
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-
-@pytest.fixture
-def no_landlock(monkeypatch, found_anew):
-    monkeypatch.setattr(landlock, "landlock_version", lambda: 0)
-
-
 NO_NAMESPACES = "bwrap: No permissions to create a namespace"
 
 
@@ -250,19 +240,19 @@ def test_without_bubblewrap_a_program_walls_itself_in(bwrap, why, folder, monkey
     assert run_alone("print(1)").output == "1\n"
 
 
-def test_with_neither_wall_nothing_runs(no_bubblewrap, no_landlock):
-    with pytest.raises(TaskError, match=r"does not run here: bwrap.*Landlock is not in this"):
-        run_alone("raise SystemExit")
-
-
-def test_a_wall_that_does_not_hold_is_found_out(no_bubblewrap, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "value", "complaint"),
+    [
+        (landlock, "landlock_version", lambda: 0, "bwrap.*Landlock is not in this"),
+        (backends, "syscall_filter", allow_all, "does not hold calls, network, processes"),
+        (backends, "_interpreter", lambda as_user: ("/usr/bin/true", ()), "does not start"),
+    ],
+)
+def test_where_no_wall_holds_nothing_runs(
+    module, name, value, complaint, folder, monkeypatch, found_anew
+):
     backend_of("landlock")
-    monkeypatch.setattr(backends, "syscall_filter", allow_all)
-    with pytest.raises(TaskError, match="landlock does not hold calls, network, processes"):
-        protections()
-
-
-def test_without_an_interpreter_in_reach_it_is_said(monkeypatch, found_anew):
-    monkeypatch.setattr(backends, "_interpreter", lambda as_user: ("/usr/bin/true", ()))
-    with pytest.raises(TaskError, match=r"does not run here: .*does not start"):
-        protections()
+    monkeypatch.setenv("PATH", str(folder))  # without bubblewrap
+    monkeypatch.setattr(module, name, value)
+    with pytest.raises(TaskError, match=f"does not run here: .*{complaint}"):
+        run_alone("raise SystemExit")

@@ -8,25 +8,24 @@ from bench.gpu.profiles import Event, class_of, merged, summary
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize(
-    ("kernel", "of"),
-    [
-        ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT", "products"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_execute", "products"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7", "attention"),
-        ("add_rows", "tables"),
-        ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<>", "tables"),
-        ("triton_red_fused__log_softmax_nll_loss_forward_3", "loss"),
-        ("triton_poi_fused_add_mul_5", "compiled"),
-        ("Memcpy DtoD (Device -> Device)", "copies"),
-        ("void at::native::vectorized_elementwise_kernel<4>", "elementwise"),
-        ("void at::native::reduce_kernel<512, 1>", "sums"),
-        ("aten::_scaled_mm", "products"),
-        ("something", "other"),
-    ],
-)
-def test_a_kernel_has_a_class_by_its_name(kernel: str, of: str) -> None:
-    assert class_of(kernel) == of
+KERNELS = {
+    "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT": "products",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_execute": "products",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7": "attention",
+    "add_rows": "tables",
+    "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<>": "tables",
+    "triton_red_fused__log_softmax_nll_loss_forward_3": "loss",
+    "triton_poi_fused_add_mul_5": "compiled",
+    "Memcpy DtoD (Device -> Device)": "copies",
+    "void at::native::vectorized_elementwise_kernel<4>": "elementwise",
+    "void at::native::reduce_kernel<512, 1>": "sums",
+    "aten::_scaled_mm": "products",
+    "something": "other",
+}
+
+
+def test_a_kernel_has_a_class_by_its_name() -> None:
+    assert {kernel: class_of(kernel) for kernel in KERNELS} == KERNELS
 
 
 def test_a_summary_has_each_class_in_each_section_and_the_gaps() -> None:

@@ -161,10 +161,11 @@ def test_the_examples_and_their_order_are_nanochats(hub, make_job, tmp_path, nam
 def peaks(directory, count):
     """Return the most MB that Python, and Arrow in this process so far, held for so many rows."""
     directory.mkdir()
+    rng = random.Random(0)
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     schema = pa.schema([("messages", pa.list_(message))])
     talks = [
-        [{"role": r, "content": random.randbytes(1000).hex()} for r in ("user", "assistant")]
+        [{"role": r, "content": rng.randbytes(1000).hex()} for r in ("user", "assistant")]
         for _ in range(1000)
     ]
     with pq.ParquetWriter(directory / "rows", schema, use_dictionary=False) as writer:

@@ -51,17 +51,6 @@ def test_a_caller_that_writes_another_number_of_values_is_noticed(tmp_path, num_
         write_array(file, array)
 
 
-@pytest.mark.parametrize("num_values", [1000, 1_000_000])  # in the buffer, and far more than it
-def test_a_disk_that_is_full_is_an_error_with_a_number(tmp_path, num_values):
-    with (
-        files_of_at_most(512),
-        pytest.raises(OSError, match="File too large") as error,
-        (tmp_path / "ids").open("wb") as file,
-    ):
-        write_array(file, np.zeros(num_values, dtype="<u2"))
-    assert error.value.errno == errno.EFBIG
-
-
 # Texts to tokenize, or the length of conversations, of a row, and their number -> the largest file
 # that the disk takes, and what is left of an attempt on such a disk.
 FULL = {

@@ -2,6 +2,7 @@ import random
 import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -169,31 +170,22 @@ def test_nodes_that_share_a_disk_write_the_same_rows_and_the_first_stay(tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["rows"]
 
 
-@pytest.fixture
-def renders(monkeypatch):
-    """How many conversations were rendered in this process."""
-    counts = []
-
-    def counting(*arguments, **options):
-        counts.append(1)
-        return render_conversation(*arguments, **options)
-
-    monkeypatch.setattr(chat_rows, "render_conversation", counting)
-    return counts
-
-
-def test_rows_of_an_earlier_attempt_are_not_rendered_again(talk, tokenizer_dir, tmp_path, renders):
+def test_rows_of_an_earlier_attempt_are_not_rendered_again(
+    talk, tokenizer_dir, tmp_path, monkeypatch
+):
+    renders = Mock(wraps=render_conversation)
+    monkeypatch.setattr(chat_rows, "render_conversation", renders)
     first = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
     tokens = (tmp_path / "rows" / "tokens.npy").read_bytes()
-    assert len(renders) == len(talk)
+    assert renders.call_count == len(talk)
     again = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
-    assert len(renders) == len(talk)
+    assert renders.call_count == len(talk)
     assert again.tokens.tolist() == first.tokens.tolist()
     for damage in (tokens[:-1], b"", b"no array"):
         (tmp_path / "rows" / "tokens.npy").write_bytes(damage)
-        renders.clear()
+        renders.reset_mock()
         conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64)
-        assert len(renders) == len(talk)
+        assert renders.call_count == len(talk)
         assert (tmp_path / "rows" / "tokens.npy").read_bytes() == tokens
     other = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=63)
     assert other.tokens.shape[1] == 63

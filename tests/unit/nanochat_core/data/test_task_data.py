@@ -127,7 +127,13 @@ def test_a_killed_or_stopped_stage_does_what_is_not_done(tmp_path, monkeypatch):
 
 def test_what_was_made_for_another_seed_or_number_is_made_again(tmp_path, monkeypatch):
     job = make_job(tmp_path)
-    monkeypatch.setattr(task_data, "shutil", KeepScratch())
+
+    def keep(path, *, rmtree=shutil.rmtree, **options):
+        """As if the stage were stopped before it tidies up."""
+        if path.name != "scratch":
+            rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", keep)
     task_data.run(job)
     before = digests(job.output)
     more = (*SMALL[:1], ("spelling", 1, 61, 20), *SMALL[2:])
@@ -137,11 +143,3 @@ def test_what_was_made_for_another_seed_or_number_is_made_again(tmp_path, monkey
     assert now["arithmetic/train.jsonl"] == before["arithmetic/train.jsonl"]
     task_data.run(make_job(tmp_path, seed=7, datasets=more))
     assert digests(job.output)["arithmetic/train.jsonl"] != now["arithmetic/train.jsonl"]
-
-
-class KeepScratch:
-    """As if the stage were stopped before it tidies up."""
-
-    def rmtree(self, path, **options):
-        if path.name != "scratch":
-            shutil.rmtree(path, **options)

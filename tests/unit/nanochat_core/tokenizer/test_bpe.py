@@ -184,25 +184,22 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path):
             Tokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"(?:\w+\s?)+x|[\s\S]",  # its time grows with the square of the text, or faster
-        r"\w*(?=\w*!)|[\s\S]",
-        SPLIT_PATTERN.replace(r"\p{N}{1,2}", r"\p{N}{1,4}"),
-        SPLIT_PATTERN + "|x",
-        "(",  # does not compile
-        "",
-        "x*",  # empty pieces
-    ],
-)
-def test_a_pattern_that_comes_with_a_model_is_refused_unless_it_is_known(tmp_path, pattern):
+UNKNOWN_PATTERNS = [
+    r"(?:\w+\s?)+x|[\s\S]",  # its time grows with the square of the text, or faster
+    r"\w*(?=\w*!)|[\s\S]",
+    SPLIT_PATTERN.replace(r"\p{N}{1,2}", r"\p{N}{1,4}"),
+    *(SPLIT_PATTERN + "|x", "(", ""),  # the second does not compile
+    "x*",  # empty pieces
+]
+
+
+def test_a_pattern_that_comes_with_a_model_is_refused_unless_it_is_known(tmp_path):
     TOKENIZER.save(tmp_path)
     tree = json.loads((tmp_path / SETTINGS_FILE).read_text())
-    (tmp_path / SETTINGS_FILE).write_text(json.dumps({**tree, "pattern": pattern}))
-    with pytest.raises(
-        ModelError, match="a split pattern that this version does not know"
-    ) as caught:
-        Tokenizer.load(tmp_path)
-    assert "cannot be used here" in str(caught.value.hint)
-    assert ".py" not in str(caught.value.hint)
+    complaint = "a split pattern that this version does not know"
+    for pattern in UNKNOWN_PATTERNS:
+        (tmp_path / SETTINGS_FILE).write_text(json.dumps({**tree, "pattern": pattern}))
+        with pytest.raises(ModelError, match=complaint) as caught:
+            Tokenizer.load(tmp_path)
+        assert "cannot be used here" in str(caught.value.hint)
+        assert ".py" not in str(caught.value.hint)
