@@ -50,7 +50,3 @@ def test_a_part_of_a_mixture_reads_nothing_else():
     part = mixture([(Task(name="t", split="train", examples=examples), 2)], seed=1)[5:1500:3][:4]
     assert (len(part), examples.read) == (4, 0)
     assert len(ids(part)) == examples.read == 4
-
-
-def test_a_mixture_of_nothing_is_empty():
-    assert list(mixture([], seed=1)) == list(sequence([])) == []

@@ -95,9 +95,8 @@ def test_a_file_without_conversations_one_that_is_gone_and_one_that_changed(tmp_
     refused(r"letters\.jsonl has no conversation", read_dataset, dataset_of(path), tmp_path)
     dataset = dataset_of(path)
     path.write_text(json.dumps(talk("a")))
-    with pytest.raises(DataError, match="the run was planned with") as error:
-        read_dataset(dataset, tmp_path)
-    assert error.value.hint == "it has changed since: run again"
+    hint = "it has changed since: run again"
+    refused("the run was planned with", read_dataset, dataset, tmp_path, hint=hint)
     path.unlink()
     refused(r"letters\.jsonl cannot be read: no such file", read_dataset, dataset, tmp_path)
 

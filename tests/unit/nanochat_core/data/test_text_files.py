@@ -10,7 +10,6 @@ from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text import local_text, text_files
 from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
 from nanochat_core.data.text.text_folder import files_below, folder_snapshot
-from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 from tests.support.nanochat_core.data.fixtures import refused
 from tests.support.nanochat_core.data.fixtures import shards_config as config
@@ -145,9 +144,8 @@ def test_a_large_txt_is_read_if_its_documents_are_small(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("some text\n\n" * 500)
     refused(r"a \.txt is one document", texts_of, tmp_path / "a.txt", hint="shards.separator")
     assert len(texts_of(tmp_path / "a.txt", separator="\n\n")) == 501
-    with pytest.raises(DataError, match=r"a document of more than .* between separators") as error:
-        texts_of(tmp_path / "a.txt", separator="none of it")
-    assert "--set" not in (error.value.hint or "")
+    complaint, hint = r"a document of more than .* between separators", "choose a shards.separator"
+    refused(complaint, texts_of, tmp_path / "a.txt", separator="none of it", hint=hint)
 
 
 def test_a_separator_has_one_identity_however_it_is_written():
@@ -167,9 +165,8 @@ def test_a_separator_has_one_identity_however_it_is_written():
 def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path, name):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     (tmp_path / name).write_bytes(pointer)
-    with pytest.raises(DataError, match=f"{name} is a pointer of Git LFS") as error:
-        texts_of(tmp_path / name)
-    assert error.value.hint == "get the file: git lfs pull"
+    hint = "get the file: git lfs pull"
+    refused(f"{name} is a pointer of Git LFS", texts_of, tmp_path / name, hint=hint)
 
 
 def test_a_part_without_rows_and_a_text_of_bytes_are_read(tmp_path):
