@@ -149,9 +149,7 @@ NO_PATHS = {
 @pytest.mark.parametrize(("source", "path"), [(s, path) for s in NO_PATHS for path in NO_PATHS[s]])
 def test_a_path_without_a_dataset_or_bucket_is_refused(shards_job, source, path):
     job = shards_job(source, path=path, revision="main")
-    hint = (
-        "--set shards.revision=v1" if "@" in (path or "") else f"give {'owner' * (source == 'hub')}"
-    )
+    hint = "--set shards.revision=v1" if path == f"{REPOSITORY}@v1" else "give "
     complaint = "with a revision|names no (dataset|bucket)"
     refused(complaint, shards.run, job, kind=ConfigError, hint=hint)
 

@@ -23,7 +23,7 @@ SHORT = [f"word{i}" for i in range(900)]  # less than a file's buffer holds
 
 @contextlib.contextmanager
 def files_of_at_most(size):
-    """Inside, the kernel refuses every byte of a file after so many, which is an error with EFBIG."""
+    """Inside, the kernel refuses every byte of a file after so many: an error with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
