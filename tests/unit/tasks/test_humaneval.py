@@ -21,46 +21,39 @@ def test_a_row_is_a_question_and_the_whole_function_as_its_answer():
             humaneval.convert({**ROW, column: None})
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ("x = 1", "x = 1"),
-        ("\n x = 1 \n", "x = 1"),
-        ("Here:\n```python\nx = 1\n```\nand\n```python\ny = 2\n```", "x = 1"),
-        ("```\nx = 1\n```", "x = 1"),
-        ("```python  \n\nx = 1\n\n```", "x = 1"),
-        ("```python\nx = 1", "```python\nx = 1"),
-        ("``` js\nx\n```", "``` js\nx\n```"),
-        ("Sure:\n```py\nx = 1\n```", "x = 1"),
-        ("```Python\nx = 1\n```\nand so on", "x = 1"),
-        ("```PYTHON3 title=a.py\nx = 1\n```", "x = 1"),
-        ("```{.python}\nx = 1\n```", "x = 1"),
-        ("~~~\nx = 1\n~~~", "x = 1"),
-        ("~~~python\nx = '```'\n```\ny = 2\n~~~", "x = '```'\n```\ny = 2"),
-        ("````python\nx = 1\n```\ny = 2\n````", "x = 1\n```\ny = 2"),
-        ("```bash\npip install x\n```\nthen this:\n```python\nx = 1\n```", "x = 1"),
-        ("```js\nx\n```\nprose\n```js\ny\n```", "```js\nx\n```\nprose\n```js\ny\n```"),
-        ("1. Like so:\n   ```python\n   x = 1\n   ```", "x = 1"),
-        ("```python\ndef f():\n    '\n    ```\n    '\n```", "def f():\n    '\n    ```\n    '"),
-        ("Here: ```python\nx = 1\n```", "x = 1"),
-        ("Use ```x``` in\n```python\nx = 1\n```", "x = 1"),
-        ("```python\n```", ""),
-        ("Sure: ```python\nx = 1\n```\nUse:\n```\nf(1)\n```\n", "x = 1"),
-        ("Sure: ```\nx = 1\n```\nOutput:\n```text\n1\n```", "x = 1"),
-        ("`x`, say ```python  \nx = 1\n```\nor ```python\ny = 2\n```", "x = 1"),
-        ("It prints ``` so:\n```python\nx = 1\n```", "x = 1"),
-        ("   ```python\nx = 1\n```", "x = 1"),
-        (
-            "1. So:\n   ```python\n   if x:\n\n       y = 1\n   z = 2\n   ```",
-            "if x:\n\n    y = 1\nz = 2",
-        ),
-        ("- So:\n\t```py\n\tif x:\n\t\ty = 1\n\t```", "if x:\n\ty = 1"),
-        ("```\r\nx = 1\r\n```", "x = 1"),
-        ("", ""),
+FENCED = {  # a program -> answers that hold it, and perhaps other blocks
+    "x = 1": [
+        *("\n x = 1 \n", "```\nx = 1\n```", "```python  \n\nx = 1\n\n```", "```\r\nx = 1\r\n```"),
+        *("Sure:\n```py\nx = 1\n```", "```Python\nx = 1\n```\nand so on", "~~~\nx = 1\n~~~"),
+        *("```PYTHON3 title=a.py\nx = 1\n```", "```{.python}\nx = 1\n```"),
+        *("Here: ```python\nx = 1\n```", "Use ```x``` in\n```python\nx = 1\n```"),
+        *("It prints ``` so:\n```python\nx = 1\n```", "   ```python\nx = 1\n```"),
+        "1. Like so:\n   ```python\n   x = 1\n   ```",
+        "Here:\n```python\nx = 1\n```\nand\n```python\ny = 2\n```",
+        "```bash\npip install x\n```\nthen this:\n```python\nx = 1\n```",
+        "Sure: ```python\nx = 1\n```\nUse:\n```\nf(1)\n```\n",
+        "Sure: ```\nx = 1\n```\nOutput:\n```text\n1\n```",
+        "`x`, say ```python  \nx = 1\n```\nor ```python\ny = 2\n```",
     ],
-)
-def test_the_program_is_the_first_block_or_the_whole_answer(answer, code):
-    assert humaneval_grader.code_of(answer) == code
+    "x = '```'\n```\ny = 2": ["~~~python\nx = '```'\n```\ny = 2\n~~~"],
+    "x = 1\n```\ny = 2": ["````python\nx = 1\n```\ny = 2\n````"],
+    "def f():\n    '\n    ```\n    '": ["```python\ndef f():\n    '\n    ```\n    '\n```"],
+    "if x:\n\n    y = 1\nz = 2": [
+        "1. So:\n   ```python\n   if x:\n\n       y = 1\n   z = 2\n   ```"
+    ],
+    "if x:\n\ty = 1": ["- So:\n\t```py\n\tif x:\n\t\ty = 1\n\t```"],
+    "": ["```python\n```"],
+}
+UNFENCED = [  # the whole answer is the program
+    *("x = 1", "", "```python\nx = 1", "``` js\nx\n```"),
+    "```js\nx\n```\nprose\n```js\ny\n```",
+]
+
+
+def test_the_program_is_the_first_block_or_the_whole_answer():
+    for code, answers in FENCED.items():
+        assert [humaneval_grader.code_of(answer) for answer in answers] == [code] * len(answers)
+    assert [humaneval_grader.code_of(answer) for answer in UNFENCED] == UNFENCED
 
 
 @pytest.mark.parametrize(
