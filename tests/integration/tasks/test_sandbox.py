@@ -37,15 +37,6 @@ from tests.support.tasks.sandbox_together import (
     escaped,
 )
 
-# One for each way of ending. The others wait for the same deadline, for half a second each.
-ENDINGS = (
-    *("wait for input", "ignore signals", "print for ever", "kill itself", "stop itself"),
-    *("kill the first process", "recurse for ever", "crash", "no program", "a zero byte"),
-    *("a 32-bit call", "become another program", "threads without end", "a line without end"),
-    *("write to a closed output", "print bytes that are no text", "wait for a lock"),
-    *("ask for its time back", "an error whose text is an error", "end with a signal of its own"),
-)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_a_sandbox():
@@ -94,7 +85,7 @@ def test_outside_a_sandbox_what_is_tried_is_let(fill_in):
     assert done.stdout.splitlines() == [f"{name}: AssertionError: escaped" for name in controls]
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", ENDED)
 def test_what_does_not_end_well_is_ended(name, fill_in):
     assert gone_wrong(f"ended/{name}", fill_in) == ""
 

@@ -28,6 +28,24 @@ def test_the_same_program_runs_once_for_a_check():
     assert len({verdict.output for verdict in verdicts}) == 1
 
 
+def test_one_runs_per_cpu(monkeypatch):
+    in_flight, most, lock, three = 0, 0, threading.Lock(), threading.Barrier(3)
+
+    def counted(*args, **kwargs):
+        nonlocal in_flight, most
+        with lock:
+            in_flight += 1
+            most = max(most, in_flight)
+        three.wait(120)
+        with lock:
+            in_flight -= 1
+
+    monkeypatch.setattr("tasks.sandbox.run.run_untrusted", counted)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 5})
+    run_all([(f"x = {i}", CHECK) for i in range(9)], **LIMITS)
+    assert most == 3
+
+
 def is_dead_or_sandbox(child):
     """Return False for what other threads of this test process have started."""
     try:

@@ -64,7 +64,7 @@ class HubServer:
         self.is_closed = False
         self.requests: list[Request] = []
         self._commits: dict[tuple[str, str], dict[str, Mapping[str, bytes]]] = {}
-        self._objects: dict[str, tuple[str, bytes]] = {}  # large files by sha256
+        self.objects: dict[str, tuple[str, bytes]] = {}  # large files by sha256
         self._tokens: dict[str, str] = {}
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class HubServer:
         digests = [f"{path} {sha256_of(files[path])}" for path in sorted(files)]
         commit = hashlib.sha1(repr([repository, len(history), digests]).encode()).hexdigest()
         history[commit] = dict(files)
-        self._objects |= {sha256_of(data): (path, data) for path, data in files.items()}
+        self.objects |= {sha256_of(data): (path, data) for path, data in files.items()}
         return commit
 
     def gate(self, repository: str, token: str) -> None:
@@ -128,15 +128,12 @@ class HubServer:
                 fault.left = None if fault.left is None else fault.left - 1
             return found
 
-    def answer(self, request: Request, *, is_storage: bool) -> Reply:
+    def answer(self, request: Request) -> Reply:
         """Return the answer of a Hub that is well."""
-        if is_storage:
-            _, data = self._objects[request.path.rpartition("/")[2]]
-            return 200, {"ETag": '"of-the-storage"'}, data
         if found := _FILE.fullmatch(request.path):
-            kind, repository, revision, file = found.groups()
+            kind, repository, revision, _ = found.groups()
         elif found := _API.fullmatch(request.path):
-            kind, repository, file, revision = found.groups()
+            kind, repository, what, revision = found.groups()
         else:
             return refusal(404)
         history = self._commits.get((kind or "models", repository))
@@ -145,30 +142,19 @@ class HubServer:
         commit = list(history)[-1] if revision in (None, "main") else revision
         if (files := history.get(commit)) is None:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        if request.kind != "api":
-            return self._file_of(repository, commit, files, request)
-        about = {"_id": "0", "id": repository, "sha": commit, "private": False}
-        tree = json.dumps(tree_of(files) if file == "tree" else about)
-        return 200, {"Content-Type": "application/json"}, tree.encode()
-
-    def _file_of(
-        self, repository: str, commit: str, files: Mapping[str, bytes], request: Request
-    ) -> Reply:
-        """Return the answer to a request for a file, or for where it is."""
-        headers = {"X-Repo-Commit": commit}
+        if request.kind == "api":
+            about = {"_id": "0", "id": repository, "sha": commit, "private": False}
+            tree = json.dumps(tree_of(files) if what == "tree" else about)
+            return 200, {"Content-Type": "application/json"}, tree.encode()
         if (data := files.get(request.file)) is None:
             return refusal(404, "EntryNotFound", "Entry not found")
         if request.token != self._tokens.get(repository, request.token):
             return refusal(403 if request.token else 401, "GatedRepo", "Access is restricted")
+        headers, sha256 = {"X-Repo-Commit": commit}, sha256_of(data)
         if not is_large(request.file, data):
             return 200, {**headers, "ETag": f'"{git_id(data)}"'}, data
-        sha256 = sha256_of(data)
         headers |= {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{sha256}"'}
-        return 302, {**headers, "Location": f"{self.storage}/repos/{sha256}"}, b""
-
-    def file_in_storage(self, path: str) -> str:
-        """Return the path in its repository of a large file, by its path in the storage."""
-        return self._objects[path.rpartition("/")[2]][0]
+        return 302, {**headers, "Location": f"{self.storage}/{sha256}"}, b""
 
 
 class _Handler(FileHandler):
@@ -177,19 +163,20 @@ class _Handler(FileHandler):
         if hub.is_closed:
             self.close_connection = True
             return
-        path = unquote(urlsplit(self.path).path)
-        is_storage = self.server.url == hub.storage
-        found = _FILE.fullmatch(path)
-        kind: Kind = "api"
-        if found or is_storage:
-            kind = "head" if self.command == "HEAD" else "bytes"
-        file = hub.file_in_storage(path) if is_storage else found[4] if found else ""
-        token = self.headers.get("Authorization")
-        request = Request(kind=kind, path=path, file=file, token=token)
+        path, token = unquote(urlsplit(self.path).path), self.headers.get("Authorization")
+        kind: Kind = "head" if self.command == "HEAD" else "bytes"
+        if self.server.url == hub.storage:
+            file, data = hub.objects[path.removeprefix("/")]
+            request = Request(kind=kind, path=path, file=file, token=token)
+            reply: Reply = 200, {"ETag": '"of-the-storage"'}, data
+        else:
+            found = _FILE.fullmatch(path)
+            kind, file = (kind, found[4]) if found else ("api", "")
+            request = Request(kind=kind, path=path, file=file, token=token)
+            reply = hub.answer(request)
         faults = hub.take_faults(request)
         failed = [fault.status for fault in faults if fault.status]
-        reply = refusal(failed[0]) if failed else hub.answer(request, is_storage=is_storage)
-        request.status, headers, body = reply
+        request.status, headers, body = refusal(failed[0]) if failed else reply
         hub.requests.append(request)
         if any(fault.spoils for fault in faults):
             body = spoiled(body)
