@@ -31,9 +31,7 @@ def test_parts_are_read_at_their_places(tmp_path):
     task = written(tmp_path, [numbered(i) for i in range(100)])
     assert task[3] == numbered(3)
     assert task[-1] == numbered(99)
-    assert list(task.first(2).examples) == [numbered(0), numbered(1)]
     assert list(task.examples[10:40:7]) == [numbered(i) for i in range(10, 40, 7)]
-    assert list(task.sliced(90, None, 4).first(2).examples) == [numbered(90), numbered(94)]
     with pytest.raises(IndexError):
         task[100]
 
@@ -41,9 +39,8 @@ def test_parts_are_read_at_their_places(tmp_path):
 def test_lines_without_anything_and_a_last_line_without_its_end_are_no_matter(tmp_path):
     path = tmp_path / "t" / "train.jsonl"
     path.parent.mkdir()
-    path.write_bytes(b"\n" + json.dumps(numbered(1)).encode() + b"\r\n \n\n")
-    with path.open("ab") as file:
-        file.write(json.dumps(numbered(2)).encode())
+    first, second = (json.dumps(numbered(number)).encode() for number in (1, 2))
+    path.write_bytes(b"\n" + first + b"\r\n \n\n" + second)
     assert list(open_task("t", tmp_path, "train").examples) == [numbered(1), numbered(2)]
     path.write_bytes(b"")
     assert list(open_task("t", tmp_path, "train").examples) == []
