@@ -73,6 +73,13 @@ def of_serve(**changes: Any) -> list[str]:
     return serve.broken_limits(argparse.Namespace(**limits), found)
 
 
+def test_a_step_next_to_llama_cpp_is_the_median_of_the_rounds() -> None:
+    times = {"own_first": [3.0, 1.0, 2.0], "own_rest": [0.1, 0.2, 0.3], "first": [1.0]}
+    row = llama.summarise(times | {"rest": [0.4]}, 2)
+    assert row["tokens_per_cpu_second"] == 2 * (llama.TOKENS - 1) / 0.2
+    assert (row["first_ms"], row["llama_first_ms"]) == (2000.0, 1000.0)
+
+
 SIDES = {"native": 1.5, "torch": 1.2, infer.PEER: 1.0}
 NO_LIMITS = dict.fromkeys(("at_least", "at_least_first_token", "most_health_ms"))
 FOUND = [
