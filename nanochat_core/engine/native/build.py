@@ -46,12 +46,12 @@ LIBRARY = cpp_library.Library(
 )
 
 
-def unable_here(flags: frozenset[str] | None = None) -> str | None:
+def unable_here() -> str | None:
     """Return why kernels cannot be built or run on this machine; None means that they can."""
-    return LIBRARY.unable_here(flags)
+    return LIBRARY.unable_here()
 
 
-def load_kernels(form: int, cache: Path | None = None, *, tiles: Tiles = "none") -> ctypes.CDLL:
+def load_kernels(form: int, *, tiles: Tiles = "none") -> ctypes.CDLL:
     """Load or build the kernels of a form of numbers, by its place in weights.py's FORMS.
 
     tiles: what multiplies matrices; "emulated" computes as AMX on any processor, and slowly. See
@@ -61,7 +61,7 @@ def load_kernels(form: int, cache: Path | None = None, *, tiles: Tiles = "none")
         LIBRARY,
         flags=(*LIBRARY.flags, f"-DNF_FORM={form}", *TILE_FLAGS[tiles]),
         needed_flags=LIBRARY.needed_flags | (AMX if tiles == "amx" else frozenset()),
-    ).load(cache)
+    ).load()
     if tiles != "none" and (error := library.nf_request_tiles()):
         raise cpp_library.Unavailable(f"Linux does not permit AMX: {os.strerror(error)}")
     return library

@@ -18,7 +18,6 @@ matrix takes them for any number of rows or for none: see kernels_matrix.h.
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -99,9 +98,7 @@ class EngineSpec(ctypes.Structure):
     )
 
 
-def unable(
-    model: GPT, precision: Precision, *, cache: Path | None = None, tiles: Tiles = "none"
-) -> str | None:
+def unable(model: GPT, precision: Precision, *, tiles: Tiles = "none") -> str | None:
     """Return why this runner cannot run `model` here; None means that it can, and the kernels are
     built."""
     device = model.lm_head.weight.device
@@ -110,7 +107,7 @@ def unable(
     if precision == "fp32" and tiles != "none":
         return "AMX multiplies bf16 and int8 only"
     try:
-        load_kernels(FORMS.index(precision), cache, tiles=tiles)
+        load_kernels(FORMS.index(precision), tiles=tiles)
     except Unavailable as error:
         return str(error)
     return None
@@ -134,11 +131,10 @@ class NativeRunner(Runner):
         precision: Precision,
         stop_tokens: Iterable[int],
         num_threads: int,
-        cache: Path | None = None,
         tiles: Tiles = "none",
     ) -> None:
-        """Load the kernels and pack the weights. `cache` and `tiles`: as in load_kernels. Raises
-        Unavailable if `unable` returns a reason."""
+        """Load the kernels and pack the weights. `tiles`: as in load_kernels. Raises Unavailable if
+        `unable` returns a reason."""
         config = model.config
         assert capacity.page_size == PAGE_SIZE, f"pages of {capacity.page_size} tokens"
         super().__init__(
@@ -148,7 +144,7 @@ class NativeRunner(Runner):
             device=torch.device("cpu"),
         )
         num_slots = self.num_slots
-        self._library = load_kernels(FORMS.index(precision), cache, tiles=tiles)
+        self._library = load_kernels(FORMS.index(precision), tiles=tiles)
         self._weights = NativeWeights(model, precision=precision, max_len=self.max_len)
         width = -(-self.max_len // PAGE_SIZE)
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in self.groups]
@@ -258,16 +254,11 @@ class NativeRunner(Runner):
         self._spec.smear_lambda = self._weights.smear_lambda
         self._spec.backout_lambda = self._weights.backout_lambda
 
-    def close(self) -> None:
-        """End the kernels' threads and free their memory; the runner cannot be used after that."""
-        if self._engine:
-            self._library.nf_close(self._engine)
-            self._engine = 0
-
     def __del__(self) -> None:
+        """End the kernels' threads and free their memory."""
         # getattr: construction may have failed before `_engine` was set.
-        if getattr(self, "_engine", None):
-            self.close()
+        if engine := getattr(self, "_engine", None):
+            self._library.nf_close(engine)
 
     def _step(self, slots: list[int]) -> Tensor:
         logits = torch.empty((len(slots), padded(self.vocab_size)))

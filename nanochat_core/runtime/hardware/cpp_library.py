@@ -48,9 +48,9 @@ class Library:
     functions: tuple[tuple[str, Any, tuple[Any, ...]], ...]  # name, result, arguments
     flags: tuple[str, ...] = FLAGS
 
-    def unable_here(self, flags: frozenset[str] | None = None) -> str | None:
+    def unable_here(self) -> str | None:
         """Return why it cannot be built or run on this machine; None means that it can."""
-        missing = self.needed_flags - (processor_flags() if flags is None else flags)
+        missing = self.needed_flags - processor_flags()
         if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
             return f"the kernels are for Linux on x86-64, this is {platform.system()} on " + (
                 platform.machine() or "an unknown machine"

@@ -56,7 +56,6 @@ GUARDS = {
         tests/integration/reliability/test_gc_histories.py""",
     "scheduler": """
         tests/integration/nanochat_core/engine/test_scheduler_promises.py
-        tests/integration/nanochat_core/engine/test_scheduler_leaks.py
         tests/integration/nanochat_core/engine/test_scheduler.py""",
     "optimizer": """
         tests/integration/nanochat_core/optim/test_updates.py

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import itertools
 import json
 import math
 
@@ -9,12 +10,10 @@ import pytest
 import torch
 
 from nanochat_core.engine.native.runner import unable
-from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.choose import open_runner
-from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.engine.native_models import chunk
 from tests.support.nanochat_core.random_gpt import shape_of
 
 pytestmark = pytest.mark.torch
@@ -49,28 +48,15 @@ def trained():
 
 
 def bits_per_byte(runner, rows):
-    """Of what a runner thinks of each next token, one token at a time as in decoding."""
-    total, count = 0.0, len(rows)
+    """Return that of what a runner thinks of each next token, a token at a time as in decoding."""
+    total, count, tokens = 0.0, len(rows), rows.tolist()
     pages = -(-LENGTH // runner.page_size)
-    for slot in range(count):
-        for group in range(len(runner.groups)):
-            runner.set_table(group, slot, 0, [1 + slot * pages + i for i in range(pages)])
-        runner.start(slot, SamplingParams(), key=row_key(0, 0), num_log_probs=None)
-    for position in range(LENGTH):
-        logits = runner.prefill(
-            [
-                Chunk(
-                    slot=slot,
-                    start=position,
-                    prev_token=int(row[position - 1]) if position else -1,
-                    tokens=[int(row[position])],
-                    wants_logits=True,
-                )
-                for slot, row in enumerate(rows)
-            ]
-        )
+    for slot, group in itertools.product(range(count), range(len(runner.groups))):
+        runner.set_table(group, slot, 0, [1 + slot * pages + i for i in range(pages)])
+    for at in range(LENGTH):
+        logits = runner.prefill([chunk(i, row, at, at + 1) for i, row in enumerate(tokens)])
         log_probs = torch.log_softmax(logits.double(), dim=-1)
-        total -= float(log_probs.gather(1, rows[:, position + 1 : position + 2]).sum())
+        total -= float(log_probs.gather(1, rows[:, at + 1 : at + 2]).sum())
     return total / (count * LENGTH * math.log(2))
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nanochat_core.engine.native.build import AMX
-from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners import measured
 from nanochat_core.engine.runners.choose import choose_runner
@@ -17,13 +16,9 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.runtime.hardware.cpp_library import processor_flags
 from nanochat_core.scaling import model_for_depth, numerics
+from tests.support.nanochat_core.engine.native_models import needs_kernels
 
 pytestmark = pytest.mark.torch
-
-needs_kernels = pytest.mark.skipif(
-    unable(GPT(model_for_depth(1), numerics("fp32")), "fp32") is not None,
-    reason="the compiled kernels cannot be had on this machine",
-)
 
 
 @needs_kernels

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.torch
     [
         "logits_keys_and_values",
         "steps_sample_stop_and_advance or a_step_that_torch_samples",
-        "greedy_answers_of_an_engine",
         "tokens_of_given_logits or of_equal_logits",
     ],
 )

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners.cuda_graphs import bucket_of
 from nanochat_core.engine.runners.device_runner import MAX_CANDIDATES, DeviceRunner
 from nanochat_core.engine.runners.prefill_attention import varlen
 from nanochat_core.engine.sampling import row_key
 from tests.support.nanochat_core.engine.torch_slots import (
+    LONGEST,
     begin,
     give_pages,
     open_small,
@@ -23,7 +23,7 @@ from tests.support.nanochat_core.random_gpt import capacity_of
 
 pytestmark = pytest.mark.torch
 
-PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 5
+SLOTS = 5
 STOPS = tuple(range(0, 256, 16))  # so that answers stop now and then
 ALL_PARAMS = [
     SamplingParams(temperature=0.0),
@@ -41,18 +41,7 @@ def answers(kind, model, all_params):
     )
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 9, 17, 30, 3)]
-    chunks = []
-    for slot, prompt in enumerate(prompts):
-        pages = [1 + PAGES * slot + i for i in range(PAGES)]
-        rng.shuffle(pages)
-        for group in range(len(runner.groups)):
-            runner.set_table(group, slot, 0, pages)
-        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=None)
-        runner.remember(slot, prompt)
-        chunks.append(Chunk(slot=slot, start=0, prev_token=-1, tokens=prompt, wants_logits=True))
-    logits = runner.prefill(chunks)
-    lengths, prev_tokens = [len(p) for p in prompts], [p[-1] for p in prompts]
-    output = [runner.sample_first(range(SLOTS), logits, lengths, prev_tokens)]
+    output = [begin(runner, prompts, all_params, rng)]
     limits = [LONGEST, 14, LONGEST, 33, LONGEST]
     order = [3, 0, 4, 1, 2]
     output.append(runner.decode(order, [limits[s] for s in order], 3)())
@@ -116,11 +105,8 @@ def test_kernels_compute_the_logits_of_torch_for_any_number_of_rows(
             stop_tokens=STOPS,
             kernels=kernels,
         )
-        begin(runner, prompts, SamplingParams(temperature=0.0))
-        read_in_pieces(runner, prompts, random.Random(4))
+        begin(runner, prompts, ALL_PARAMS[:1] * count, random.Random(4))
         rows = torch.arange(count, device="cuda")
-        runner.state.length[rows] = torch.tensor([len(p) for p in prompts], device="cuda")
-        runner.state.prev_token[rows] = torch.tensor([p[-1] for p in prompts], device="cuda")
         runner.state.token[rows] = rows + 1
         runner.state.stopped[rows], runner.state.limit[rows] = False, LONGEST
         kind = runner.kind_of(range(count), [LONGEST] * count, num_rows=count)

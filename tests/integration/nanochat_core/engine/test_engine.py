@@ -1,15 +1,15 @@
-import itertools
 import threading
+from queue import SimpleQueue
 
 import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
-from nanochat_core.engine.requests import EndEvent, Request, SamplingParams
-from nanochat_core.errors import DataError
-from tests.support.nanochat_core.engine.engine_case import NO_KERNELS, RUNNERS, ask, engine_on
-from tests.support.nanochat_core.engine.scheduler_case import pages_used
+from nanochat_core.engine.requests import EndEvent, Request
+from nanochat_core.errors import DataError, StageError
+from tests.support.nanochat_core.engine.native_models import NO_KERNELS
+from tests.support.nanochat_core.engine.scheduler_case import Asked, pages_used
 from tests.support.nanochat_core.engine.torch_slots import prompts_of
 from tests.support.nanochat_core.random_gpt import make_writer
 
@@ -22,16 +22,6 @@ WARM = {"temperature": 1.0, "top_k": None}
 @pytest.fixture(scope="module")
 def engine(make_model, tokenizer):
     return Engine(make_model(), tokenizer)
-
-
-def make_caller(engine, *, call):
-    """Turn the model into one that always writes `call`, then, after its result, "!" and ends."""
-    encode, special = engine.tokenizer.encode, engine.tokenizer.special
-    start, begin, end = map(special, ("<|assistant_start|>", "<|python_start|>", "<|python_end|>"))
-    before = [start, begin, *encode(call), end]
-    assert len(set(before)) == len(before)
-    after = [special("<|output_end|>"), *encode("!"), special("<|assistant_end|>")]
-    make_writer(engine.model, before, after)
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 60])
@@ -53,20 +43,8 @@ def test_columns_and_batches_are_the_answers_of_complete(engine, max_tokens):
             assert sampled == (at == 0)
 
 
-def test_no_answer_grows_past_sequence_len(engine):
-    prompts = [[65] * 63, [66] * 60, [67]]
-    answers = engine.complete(prompts, num_samples=4, max_tokens=999, seeds=[1, 2, 3], **WARM)
-    for prompt, group in zip(prompts, answers, strict=True):
-        for answer in group:
-            full = len(prompt) + len(answer.ids) == 64
-            assert answer.finished != full
-    assert len(list(engine.generate([65] * 60, num_samples=4, max_tokens=None))) <= 4
-
-
 @pytest.mark.parametrize("prompt", [[], [65] * 64, [65] * 100])
 def test_a_prompt_that_leaves_no_room_is_refused(engine, prompt):
-    with pytest.raises(DataError, match="prompt"):
-        list(engine.generate(prompt))
     with pytest.raises(DataError, match="prompt"):
         engine.complete([[65], prompt], num_samples=1, max_tokens=1, seeds=[1, 2], **GREEDY)
     assert engine.scheduler.slots.counts.in_flight == 0
@@ -78,9 +56,12 @@ def test_no_prompts_have_no_answers(engine):
 
 @pytest.mark.parametrize("max_tokens", [6, 9, 10, 30])
 def test_a_tool_result_is_forced_with_mask_zero_and_never_cut(make_model, tokenizer, max_tokens):
-    engine = Engine(make_model(), tokenizer)
-    make_caller(engine, call="12*3")
-    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
+    engine, special = Engine(make_model(), tokenizer), tokenizer.special
+    start, begin, end = map(special, ("<|assistant_start|>", "<|python_start|>", "<|python_end|>"))
+    result_end, over = special("<|output_end|>"), special("<|assistant_end|>")
+    call = [start, begin, *tokenizer.encode("12*3"), end]
+    make_writer(engine.model, call, [result_end, *tokenizer.encode("!"), over])
+    prompt = [tokenizer.bos, start]
     settings = {"max_tokens": max_tokens, **GREEDY}
     [[answer, other]] = engine.complete([prompt], num_samples=2, seeds=[0], **settings)
     assert answer == other == generate_naive(engine.model, tokenizer, prompt, seed=0, **settings)
@@ -92,23 +73,6 @@ def test_a_tool_result_is_forced_with_mask_zero_and_never_cut(make_model, tokeni
     if max_tokens >= 10:
         assert answer.mask == [*[1] * 6, *[0] * 4, 1][:max_tokens]
     assert answer.finished == (max_tokens == 30)
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_call_without_a_result_does_not_disturb_the_repetition_penalty(
-    runner, make_model, tokenizer
-):
-    engine = engine_on(runner, make_model(), tokenizer)
-    make_caller(engine, call="1/0")
-    params = SamplingParams(temperature=0.0, repetition_penalty=1.3)
-    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
-    asked = [ask(engine, prompt, max_tokens=9, params=params), ask(engine, [65] * 9, max_tokens=9)]
-    while engine.scheduler.step():
-        pass
-    assert [event.token for event in asked[0].tokens()][4:5] == [
-        tokenizer.special("<|python_end|>")
-    ]
-    assert [one.ends[0].reason for one in asked] == ["length", "length"]
 
 
 def test_it_answers_in_a_thread_and_leaves_the_model_trainable(make_model, tokenizer):
@@ -189,17 +153,6 @@ def test_a_generator_that_is_closed_early_gives_slots_and_pages_back(engine):
     assert not pages_used(engine.scheduler)
 
 
-def test_answers_that_are_written_in_turns_do_not_mix(engine):
-    settings = {"num_samples": 2, "max_tokens": 15, "temperature": 1.0}
-    expected = [list(engine.generate([65 + i] * 5, seed=i, **settings)) for i in range(3)]
-    running = [engine.generate([65 + i] * 5, seed=i, **settings) for i in range(3)]
-    found = [[], [], []]
-    for _ in range(16):
-        for columns, seen in zip(running, found, strict=True):
-            seen += itertools.islice(columns, 1)
-    assert found == expected
-
-
 def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
     engine = Engine(make_model(), tokenizer)
     list(engine.generate([65] * 60, max_tokens=3))
@@ -232,3 +185,71 @@ def test_its_thread_uses_the_models_device(make_model, tokenizer, monkeypatch):
     engine.generate_batch([65], max_tokens=1)
     engine.stop()
     assert used == [("engine", torch.device("cpu"))]
+
+
+# An engine that fails ends every request, and answers the next ones.
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_its_thread_has_failed_pending_and_new_requests_fail(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer, runner="torch")
+    scheduler, asked = engine.scheduler, Asked()
+    step, fail_all = scheduler.step, scheduler.fail_all
+
+    def fail():
+        raise ZeroDivisionError("a bug")
+
+    def abandon_and_be_asked(*of):
+        """Submit a request after the others have failed and before the engine knows it."""
+        fail_all(*of)
+        scheduler.fail_all = fail_all
+        scheduler.submit(Request(prompt=[65], sink=asked.take))
+
+    scheduler.step, scheduler.fail_all = fail, abandon_and_be_asked
+    engine.start()
+    engine._thread.join(120)
+    assert asked.ends[0].reason == "failed"
+    with pytest.raises(RuntimeError, match="thread has failed") as output:
+        engine._next(SimpleQueue())
+    assert isinstance(output.value.__cause__, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="thread has failed"):
+        engine.generate_batch([65], max_tokens=3)
+    scheduler.step = step
+    engine.stop()
+    assert engine.generate_batch([65], max_tokens=3)
+
+
+def test_a_lack_of_memory_for_answers_is_not_one_of_a_device_batch(
+    make_model, tokenizer, monkeypatch
+):
+    engine = Engine(make_model(), tokenizer, runner="torch")
+
+    def no_room(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+    asked = {"num_samples": 2, "max_tokens": 3, "temperature": 1.0, "top_k": None, "seeds": [1]}
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler.runner, "prefill", no_room)
+        with pytest.raises(StageError, match=r"while sampling answers: .* 2.00 GiB\.$") as caught:
+            engine.complete([[65]], **asked)
+    assert type(caught.value) is StageError  # OutOfMemory would be tried with a smaller batch
+    assert "the device batch size does not change it" in str(caught.value.hint)
+    assert engine.complete([[65]], **asked)
+
+
+def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenizer, monkeypatch):
+    engine = Engine(make_model(), tokenizer, runner="torch")
+    runner = engine.scheduler.runner
+
+    def fail(*_):
+        raise MemoryError("too little")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "prefill", fail)
+        with pytest.raises(MemoryError):
+            engine.generate_batch([65], max_tokens=3)
+    columns = engine.generate([65], max_tokens=30)
+    next(columns)
+    engine.scheduler.fail_all("the engine was stopped")
+    with pytest.raises(RuntimeError, match="the engine was stopped"):
+        list(columns)

@@ -26,7 +26,7 @@ compile = Library.build
 def count(*order):
     with Path(sys.argv[1], "builds").open("a") as file:
         file.write("x")
-    time.sleep(float(sys.argv[3]))
+    time.sleep(2)
     return compile(*order)
 Library.build = count
 functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
@@ -36,24 +36,18 @@ print(library.load(Path(sys.argv[1])).nf_open(1, 2))
 """
 
 
-@pytest.fixture(autouse=True)
-def sources(tmp_path_factory):
-    """Sources that take less time to build than the kernels."""
+@pytest.fixture
+def library(tmp_path_factory):
+    """A library that takes less time to build than the kernels."""
     folder = tmp_path_factory.mktemp("sources")
     opener = "long nf_open(long first, long second) { return first + second; }\n"
     (folder / "kernels.cpp").write_text(f'extern "C" {{\n{opener}}}\n')
     (folder / "kernels_sample.h").write_text("// nothing\n")
-    return folder
-
-
-@pytest.fixture
-def library(sources):
-    functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
     found = Library(
-        folder=sources,
+        folder=folder,
         files=("kernels.cpp", "kernels_sample.h"),
         needed_flags=frozenset(),
-        functions=functions,
+        functions=(("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),),
     )
     if (reason := found.unable_here()) is not None:
         pytest.skip(f"no kernels here: {reason}")
@@ -90,8 +84,8 @@ def test_what_a_killed_build_left_is_removed_by_a_later_one(tmp_path, library):
     assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
-def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, sources, library):
-    command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources), "2"]
+def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, library):
+    command = [sys.executable, "-c", BUILD, str(tmp_path), str(library.folder)]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -107,54 +101,34 @@ def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, sour
     assert path.stat().st_mtime_ns == before  # found, not built again
 
 
-def spoil(data, how):
-    """A library as a full disk, or a failing one, leaves it."""
+def spoiled(library, whole, how):
+    """Return a library as a full or failing disk leaves it, or another program's."""
     if how == "zeroed":
-        return data[: len(data) // 3] + bytes(4096) + data[len(data) // 3 + 4096 :]
-    return data[: int(len(data) * float(how))]
+        return whole[:2000] + bytes(4096) + whole[6096:]
+    if how == "another program's":
+        source, other = library.folder / "other.cpp", library.folder / "other.so"
+        source.write_text("int nothing;\n")
+        compiler = cpp_library.find_compiler()
+        subprocess.run([compiler, "-shared", str(source), "-o", str(other)], check=True)
+        return other.read_bytes() + hashlib.sha256(other.read_bytes()).digest()
+    return whole[: int(len(whole) * how)]
 
 
-@pytest.mark.parametrize("how", ["0", "0.25", "0.5", "0.9", "0.99", "zeroed"])
-def test_a_damaged_library_is_built_again(tmp_path, sources, how, library):
+@pytest.mark.parametrize("how", [0, 0.5, 0.99, 1, "zeroed", "another program's"])
+def test_what_is_not_our_own_whole_library_is_built_again(tmp_path, monkeypatch, how, library):
     library.load(tmp_path)
     (path,) = libraries(tmp_path)
-    whole = path.read_bytes()
-    spoiled = tmp_path / "spoiled"  # a copy: this process has the other one mapped
-    spoiled.write_bytes(spoil(whole, how))
-    spoiled.replace(path)
-    command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources), "0"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert (found.returncode, found.stdout) == (0, "3\n"), found.stderr
-    assert len(path.read_bytes()) == len(whole)
-
-
-def test_another_programs_library_is_built_again(tmp_path, sources, library):
-    text = (sources / "kernels.cpp").read_text()
-    (sources / "kernels.cpp").write_text("int nothing;\n")
-    cpp_library._read.cache_clear()
-    with pytest.raises(Unavailable, match=r"cannot be stored in .*nf_open"):
-        library.load(tmp_path)
-    assert libraries(tmp_path) == []  # what does not load is not kept
-    other = tmp_path / "other.so"
-    compiler = cpp_library.find_compiler()
-    subprocess.run([compiler, "-shared", str(sources / "kernels.cpp"), "-o", other], check=True)
-    (sources / "kernels.cpp").write_text(text)
-    data = other.read_bytes()
-    path = tmp_path / "kernels" / f"{fingerprint(library)}.so"
-    path.write_bytes(data + hashlib.sha256(data).digest())
-    assert library.load(tmp_path).nf_open(1, 2) == 3
-
-
-def test_a_file_of_another_user_is_not_loaded(tmp_path, monkeypatch, library):
-    library.load(tmp_path)
-    (path,) = libraries(tmp_path)
+    whole, copy = path.read_bytes(), tmp_path / "copy"  # this process has the first one mapped
+    copy.write_bytes(spoiled(library, whole, how))
+    copy.replace(path)
     before = path.stat().st_ino
-    if os.geteuid() == 0:
-        os.chown(path, 12345, -1)
-    else:
+    if how == 1:  # whole, but of another user
+        if os.geteuid() == 0:
+            os.chown(path, 54321, -1)
         monkeypatch.setattr(cpp_library.os, "geteuid", lambda: 12345)
-    library.load(tmp_path)
+    assert library.load(tmp_path).nf_open(1, 2) == 3
     assert path.stat().st_ino != before
+    assert len(path.read_bytes()) == len(whole)
 
 
 @pytest.mark.parametrize("name", ["open", "mkdir"])
@@ -178,12 +152,11 @@ def test_without_a_home_the_reason_is_named(monkeypatch, library):
         library.load()
 
 
-def test_another_source_or_header_or_flag_is_another_file(sources, monkeypatch, library):
+def test_another_source_or_header_or_flag_is_another_file(library):
     names = [fingerprint(library)]
-    (sources / "kernels_sample.h").write_text("// something\n")
-    names.append(fingerprint(library))
-    (sources / "kernels.cpp").write_text("// another\n")
-    names.append(fingerprint(library))
+    for name in library.files:
+        (library.folder / name).write_text("// another\n")
+        names.append(fingerprint(library))
     names.append(fingerprint(dataclasses.replace(library, flags=(*library.flags, "-g"))))
     assert len(set(names)) == 4
 
@@ -191,17 +164,27 @@ def test_another_source_or_header_or_flag_is_another_file(sources, monkeypatch, 
 def test_a_machine_that_cannot_build_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
-    reason = LIBRARY.unable_here(LIBRARY.needed_flags - {"fma"})
-    assert reason == "the processor lacks fma"
+    monkeypatch.setattr(cpp_library, "processor_flags", lambda: frozenset(["avx2"]))
+    assert LIBRARY.unable_here() == "the processor lacks fma"
+    monkeypatch.setattr(cpp_library, "processor_flags", lambda: LIBRARY.needed_flags)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C++ compiler" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
+    assert "no C++ compiler" in (LIBRARY.unable_here() or "")
     monkeypatch.setattr(cpp_library.platform, "machine", lambda: "arm64")
-    assert "arm64" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
+    assert "arm64" in (LIBRARY.unable_here() or "")
 
 
-def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(tmp_path, sources, library):
-    (sources / "kernels.cpp").write_text("no program")
-    with pytest.raises(Unavailable, match=r"does not build the kernels: .*error"):
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("no program", r"does not build the kernels: .*error"),
+        ("int nothing;", r"cannot be stored in .*nf_open"),
+    ],
+)
+def test_what_does_not_compile_or_load_is_a_reason_and_leaves_nothing(
+    tmp_path, library, source, reason
+):
+    (library.folder / "kernels.cpp").write_text(source)
+    with pytest.raises(Unavailable, match=reason):
         library.load(tmp_path)
     assert libraries(tmp_path) == []
 

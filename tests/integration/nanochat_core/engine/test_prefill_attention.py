@@ -1,4 +1,4 @@
-"""Attention of a prefill pass as one call a layer: its check and its operations, without a GPU."""
+"""Prefill passes in plain torch: one call of attention a layer, or blocks; without a GPU."""
 
 from collections import Counter
 from functools import partial
@@ -11,9 +11,9 @@ from nanochat_core.engine.runners.prefill_attention import difference, find_varl
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import model_for_depth, numerics
-from tests.support.nanochat_core.engine.native_models import chunk
-from tests.support.nanochat_core.engine.torch_slots import plain_varlen
-from tests.support.nanochat_core.random_gpt import capacity_of
+from tests.support.nanochat_core.engine.native_models import chunk, read
+from tests.support.nanochat_core.engine.torch_slots import expected, open_small, plain_varlen
+from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -82,3 +82,26 @@ def test_operations_of_a_pass_do_not_depend_on_the_number_of_chunks(started):
         found.append(operations.counts)
     assert found[0] == found[1]
     assert found[0]["_varlen_attn"] == 4
+
+
+def test_long_prompts_are_read_in_blocks_with_the_models_logits():
+    model, generator = random_gpt(140, 512, 512), torch.Generator().manual_seed(1)
+    capacity = capacity_of(model, num_slots=1, page_size=16, max_len=512, num_pages=40)
+    runner = TorchRunner(model, dtype=torch.float32, capacity=capacity, stop_tokens=[])
+    tokens = torch.randint(0, 256, (450,), generator=generator).tolist()
+    for group in range(2):
+        runner.set_table(group, 0, 0, range(1, 33))
+    for row in (read(runner, 0, tokens)[0], read(runner, 0, tokens, 190)[1]):
+        torch.testing.assert_close(row, expected(model, tokens), rtol=0, atol=2e-5)
+
+
+def test_pages_that_follow_each_other_are_read_without_a_copy(make_model):
+    runner = open_small(make_model())
+    pool = runner.pools[0]
+    runner.set_table(0, 0, 0, [5, 6, 7, 3, 4])
+    assert pool.find(0, 1, 11).pages is None
+    assert pool.find(0, 13, 20).pages is None
+    assert pool.find(0, 9, 14).pages is not None
+    runner.set_table(0, 0, 3, [8])
+    assert pool.find(0, 9, 14).pages is None
+    assert pool.find(0, 9, 17).pages is not None

@@ -1,7 +1,7 @@
 """A prompt in one pass of a few lengths, padded: on a CPU as it is, on a GPU as a CUDA graph."""
 
+import itertools
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_a_padded_pass_gives_the_models_logits_and_writes_only_the_chunks_keys(m
     prompt = PROMPT
     # Whole, and again in pieces: of the first token, within one window of it, and of the last one.
     for ends in ([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)]):
-        for start, end in pairwise([0, *ends]):
+        for start, end in itertools.pairwise([0, *ends]):
             one = chunk(1, prompt, start, end)
             kind = kind_of([one], runner.pools)
             assert kind == PassKind(128, continues=start > 0)
@@ -78,17 +78,14 @@ def test_a_pass_of_padding_alone_writes_to_the_scratch_pages_alone(make_model):
         assert not memory[:, 1:].any()
 
 
-def test_kinds_reach_the_longest_chunk_and_no_further():
-    def lengths(num_tokens):
-        kinds = kinds_up_to(num_tokens)
-        assert {kind.continues for kind in kinds} == {True, False}
-        return sorted({kind.num_tokens for kind in kinds})
-
-    assert lengths(64) == lengths(128) == [128]
-    assert lengths(129) == lengths(256) == [128, 256]
-    assert lengths(4096) == [128, 256, 512, 1024, 2048]
-    assert len(kinds_up_to(4096)) == 10
-    assert kinds_up_to(4096)[0].num_tokens == 2048
+@pytest.mark.parametrize(
+    ("num_tokens", "lengths"),
+    [(64, [128]), (129, [256, 128]), (256, [256, 128]), (4096, [2048, 1024, 512, 256, 128])],
+)
+def test_kinds_reach_the_longest_chunk_and_no_further(num_tokens, lengths):
+    kinds = [(kind.num_tokens, kind.continues) for kind in kinds_up_to(num_tokens)]
+    assert sorted(kinds) == sorted(itertools.product(lengths, (False, True)))
+    assert kinds[0][0] == lengths[0]
 
 
 def test_only_one_chunk_that_fits_is_a_graph(make_model, monkeypatch):
@@ -138,7 +135,7 @@ def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads,
         rows = []
         for slot, ends in enumerate(([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)])):
             give_pages(runner, slot)
-            for start, end in pairwise([0, *ends]):
+            for start, end in itertools.pairwise([0, *ends]):
                 rows.append(runner.prefill([chunk(slot, prompt, start, end)]))
             assert runner.length[slot] == len(prompt)
         return torch.cat(rows), [memory[:, 1:].clone() for memory in pages_of(runner)]

@@ -14,16 +14,15 @@ from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key, sample
 from nanochat_core.eras import ERAS, HEAD
-from tests.support.nanochat_core.engine.engine_case import needs_kernels
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,
     chunk,
     make_gpt,
     make_tokens,
+    needs_kernels,
     read,
 )
-from tests.support.nanochat_core.engine.row_keys import row_keys
 from tests.support.nanochat_core.engine.torch_slots import VarlenRunner, matrices_of
 from tests.support.nanochat_core.random_gpt import capacity_of
 
@@ -231,7 +230,7 @@ def test_tokens_are_sampled_from_their_own_logits_in_any_company(kind, params):
     for slot, prompt in enumerate(PROMPTS):
         text, seen = [*prompt, *found[slot]], torch.zeros(1, VOCAB, dtype=torch.bool)
         logits = read(checker, slot, text[:-1], *range(len(prompt), len(text) - 1))
-        key = row_keys(torch.tensor([7]), torch.tensor([slot]))
+        key = torch.tensor([row_key(7, slot)])
         for at, row in zip(range(len(prompt), len(text)), logits, strict=True):
             seen[0, text[:at]] = True
             assert text[at] == sample(row[None], key, torch.tensor([at]), chosen[slot], seen)
@@ -288,6 +287,7 @@ def test_a_released_slot_is_stopped_and_a_started_one_until_its_first_token(kind
     assert answer(runner, 0, params, 5) == first
     runner.start(0, params, key=row_key(7, 0), num_log_probs=None)
     runner.remember(0, [5])
+    runner.remember(0, [])  # a call without a result forces no token
     logits = torch.ones((1, VOCAB))
     logits[0, 5], logits[0, first[0]], logits[0, 11] = 30.0, 29.0, 7.0
     assert runner.sample_first([0], logits, [1], [5]).tokens == [[5 if first[0] == 5 else first[0]]]

@@ -290,7 +290,7 @@ def test_what_is_cut_off_in_the_middle_of_a_step_leaves_nothing_behind():
     case = Case(num_slots=2, ends=0.0)
     asked = [case.ask([1] * 20, num_samples=3), case.ask([2]), case.ask([3])]
     case.scheduler.step()
-    case.runner.fail_next = KeyboardInterrupt()  # pyright: ignore[reportAttributeAccessIssue]
+    case.runner.fail_next = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         case.scheduler.step()
     case.scheduler.fail_all("interrupted")

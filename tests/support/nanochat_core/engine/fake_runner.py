@@ -1,41 +1,27 @@
-"""A runner without a model: what it draws is a hash of the history, read back through the tables.
+"""A runner without a model: what it samples is a hash of the history, read back through the tables.
 
 Each position's memory holds a hash of its token and of all that its query saw, as keys and values
 do. So another sequence's page, a page not yet written, one written too late, or a window that is
-a token short changes what is drawn. `reference_answer` is what must come out, in a few lines.
+a token short changes what is sampled. `Case.expected` is what must come out, in a few lines.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from nanochat_core.engine.requests import LogProbs, SamplingParams
-from nanochat_core.engine.runner import Chunk, DecodeOutput, PageGroup, Pending
-from nanochat_core.engine.sampling import row_key
-from nanochat_core.engine.tools.calls import ToolTokens
+from nanochat_core.engine.runner import Capacity, Chunk, PageGroup, Runner
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-UNREAD = 0x5EED  # memory that was never written
-
-
-@dataclass
-class Slot:
-    length: int = 0
-    prev_token: int = -1
-    token: int = -1
-    stopped: bool = True
-    key: int = 0
-    penalty: bool = False
-    seen: list[int] = field(default_factory=list)
-    num_log_probs: int | None = None
+Place: TypeAlias = tuple[int, ...]  # of a number in memory
 
 
 class Speaker:
     """From a hash to a token: mostly ordinary ones, ends and calls for a tool now and then."""
 
-    def __init__(self, tokenizer: Tokenizer, *, ends: float = 0.02, calls: float = 0.02) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, ends: float, calls: float) -> None:
         self.size = tokenizer.vocab_size
         self._end = tokenizer.special("<|assistant_end|>")
         self._start = tokenizer.special("<|python_start|>")
@@ -44,7 +30,7 @@ class Speaker:
         self._ends, self._calls = ends, calls
 
     def say(self, value: int, token: int) -> int:
-        """The token after `token`, of a hash."""
+        """Return the token after `token`, of a hash."""
         share = (value % 9973) / 9973
         value //= 9973
         if share < self._ends:
@@ -61,261 +47,150 @@ class Speaker:
 
 
 def mix(*values: int) -> int:
-    """A hash of numbers, not negative."""
+    """Return a hash of numbers, not negative."""
     return hash(values) & 0x7FFFFFFFFFFFFFFF
 
 
-def pages_of(windows: Sequence[int], *, num_pages: Sequence[int] | int) -> tuple[PageGroup, ...]:
-    counts = [num_pages] * len(windows) if isinstance(num_pages, int) else num_pages
-    return tuple(
-        PageGroup(window=window, layers=(i,), num_pages=count)
-        for i, (window, count) in enumerate(zip(windows, counts, strict=True))
-    )
+def read_token(
+    memory: dict[Place, int],
+    place_of: Callable[[int, int], Place],
+    windows: Sequence[int],
+    position: int,
+    tokens: tuple[int, int],
+) -> int:
+    """Read a token, given with the one before it, into memory; return its logits as a hash.
+
+    place_of: of a group and a position.
+    """
+    seen = [
+        mix(
+            *(
+                memory.get(place_of(group, at), 0)
+                for at in range(max(0, position - window), position)
+            )
+        )
+        for group, window in enumerate(windows)
+    ]
+    for group, value in enumerate(seen):
+        memory[place_of(group, position)] = mix(*tokens, position, value)
+    return mix(*tokens, position, *seen)
 
 
-class Memory:
-    """What the tables of a runner lead to, or of a reference, which has no pages."""
+class FakeRunner(Runner):
+    """Its logits (n, 2) are a hash and the last token that was read."""
 
-    def __init__(self, windows: Sequence[int]) -> None:
-        self.windows = windows
-        self.written: list[dict[int, int]] = [{} for _ in windows]
-
-    def read(self, group: int, position: int) -> int:
-        return self.written[group][position]
-
-    def write(self, group: int, position: int, value: int) -> None:
-        self.written[group][position] = value
-
-    def step(self, position: int, token: int, prev_token: int) -> int:
-        """Read a token; its logits, as a hash."""
-        seen = [
-            mix(*(self.read(group, at) for at in range(max(0, position - window), position)))
-            for group, window in enumerate(self.windows)
-        ]
-        for group, value in enumerate(seen):
-            self.write(group, position, mix(token, prev_token, position, value))
-        return mix(token, prev_token, position, *seen)
-
-
-class SlotMemory(Memory):
-    """The memory of a slot of the fake runner."""
-
-    def __init__(self, runner: "FakeRunner", slot: int) -> None:
-        super().__init__([group.window for group in runner.groups])
-        self._runner, self._slot = runner, slot
-
-    def read(self, group: int, position: int) -> int:
-        return self._runner.memory[group][self._at(group, position)]
-
-    def write(self, group: int, position: int, value: int) -> None:
-        at = self._at(group, position)
-        assert at >= self._runner.page_size, f"position {position} is written to the scratch page"
-        self._runner.memory[group][at] = value
-
-    def _at(self, group: int, position: int) -> int:
-        size = self._runner.page_size
-        page = self._runner.tables[self._slot][group].get(position // size, 0)
-        return page * size + position % size
-
-
-class FakeRunner:
     def __init__(
         self,
         speaker: Speaker,
         groups: tuple[PageGroup, ...],
         *,
-        page_size: int = 4,
-        num_slots: int = 4,
+        page_size: int,
+        num_slots: int,
         stop_tokens: frozenset[int],
-        is_asynchronous: bool = False,
+        is_asynchronous: bool,
     ) -> None:
-        self.speaker, self.groups, self.page_size = speaker, groups, page_size
-        self.num_slots, self.vocab_size = num_slots, speaker.size
-        self.is_asynchronous = is_asynchronous
-        self.stop_tokens = stop_tokens
-        self.memory = [[UNREAD] * (group.num_pages * page_size) for group in groups]
+        super().__init__(
+            Capacity(groups=groups, page_size=page_size, num_slots=num_slots, max_len=10**6),
+            vocab_size=speaker.size,
+            stop_tokens=stop_tokens,
+            device=torch.device("cpu"),
+        )
+        self.speaker, self.is_asynchronous = speaker, is_asynchronous
+        self.memory: dict[Place, int] = {}  # by group, page and place in it
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(num_slots)]
-        self.slots = [Slot() for _ in range(num_slots)]
         self.salt = 0  # of the weights
-        self.fail_next: Exception | None = None
+        self.fail_next: BaseException | None = None
         self.tokens_read: list[int] = []  # of each prefill
-        self.num_calls = 0
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         assert all(0 <= page < self.groups[group].num_pages for page in pages)
         self.tables[slot][group].update(enumerate(pages, start=first))
 
     def clear_table(self, slot: int) -> None:
-        assert self.slots[slot].stopped, "a slot that continues loses its pages"
+        assert self.stopped[slot], "a slot that continues loses its pages"
         for table in self.tables[slot]:
             table.clear()
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         assert source
         assert target
-        size, memory = self.page_size, self.memory[group]
-        memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
+        for i in range(self.page_size):
+            self.memory[group, target, i] = self.memory.get((group, source, i), 0)
 
     def start(
         self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
-        assert self.slots[slot].stopped
-        self.slots[slot] = Slot(
-            key=key, penalty=params.repetition_penalty != 1.0, num_log_probs=num_log_probs
-        )
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        self.slots[slot].seen += tokens
+        assert self.stopped[slot]
+        super().start(slot, params, key=key, num_log_probs=num_log_probs)
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         self._fail()
-        assert chunks
-        assert len({chunk.slot for chunk in chunks}) == len(chunks)
+        assert len({chunk.slot for chunk in chunks}) == len(chunks) > 0
         self.tokens_read.append(sum(len(chunk.tokens) for chunk in chunks))
         found: list[list[int]] = []
         for chunk in chunks:
-            assert self.slots[chunk.slot].stopped
+            assert self.stopped[chunk.slot]
             assert chunk.tokens
-            memory, prev_token, value = SlotMemory(self, chunk.slot), chunk.prev_token, 0
+            value, prev_token = 0, chunk.prev_token
             for position, token in enumerate(chunk.tokens, start=chunk.start):
-                value = memory.step(position, token, prev_token)
+                value = self._read(chunk.slot, position, token, prev_token)
                 prev_token = token
             if chunk.wants_logits:
-                found.append([value])
-        return torch.tensor(found, dtype=torch.int64).reshape(-1, 1)
+                found.append([value, prev_token])
+        return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
 
-    def sample_first(
+    def refresh(self) -> None:
+        """Load other weights."""
+        self.salt += 1
+
+    def _read(self, slot: int, position: int, token: int, prev_token: int) -> int:
+        def place_of(group: int, at: int) -> Place:
+            page = self.tables[slot][group].get(at // self.page_size, 0)
+            assert page or at != position, f"position {at} is written to the scratch page"
+            return group, page, at % self.page_size
+
+        windows = [group.window for group in self.groups]
+        return read_token(self.memory, place_of, windows, position, (token, prev_token))
+
+    def _step(self, slots: list[int]) -> Tensor:
+        assert len(set(slots)) == len(slots)
+        found: list[list[int]] = []
+        for slot in slots:
+            length, token, prev_token = (
+                int(column[slot]) for column in (self.length, self.token, self.prev_token)
+            )
+            found.append([self._read(slot, length, token, prev_token), token])
+            self.length[slot], self.prev_token[slot] = length + 1, token
+        return torch.tensor(found)
+
+    def _sample(
         self,
         slots: Sequence[int],
         logits: Tensor,
-        lengths: Sequence[int],
-        prev_tokens: Sequence[int],
-    ) -> DecodeOutput:
+        positions: Sequence[int],
+        softcap: float | None = None,
+    ) -> tuple[list[int], list[LogProbs | None]]:
         self._fail()
         tokens: list[int] = []
-        for slot, [value], length, prev_token in zip(
-            slots, logits.tolist(), lengths, prev_tokens, strict=True
-        ):
-            state = self.slots[slot]
-            assert state.stopped
-            state.length, state.prev_token = length, prev_token
-            state.token = self._say(state, value)
-            state.stopped = state.token in self.stop_tokens
-            tokens.append(state.token)
-        return DecodeOutput(tokens=[tokens], log_probs=self._log_probs(slots, [tokens]))
-
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
-        self._fail()
-        self.num_calls += 1
-        assert slots
-        assert len(set(slots)) == len(slots)
-        columns: list[list[int]] = []
-        for _ in range(num_steps):
-            column: list[int] = []
-            for slot, limit in zip(slots, limits, strict=True):
-                state = self.slots[slot]
-                state.stopped = state.stopped or state.length + 1 >= limit
-                if state.stopped:
-                    column.append(-1)
-                    continue
-                value = SlotMemory(self, slot).step(state.length, state.token, state.prev_token)
-                state.length, state.prev_token = state.length + 1, state.token
-                state.token = self._say(state, value)
-                state.stopped = state.token in self.stop_tokens
-                column.append(state.token)
-            columns.append(column)
-        output = DecodeOutput(tokens=columns, log_probs=self._log_probs(slots, columns))
-        return lambda: output
-
-    def release(self, slot: int) -> None:
-        self.slots[slot].stopped = True
-
-    def refresh(self) -> None:
-        """Other weights."""
-        self.salt += 1
-
-    def _say(self, state: Slot, value: int) -> int:
-        seen = mix(*sorted(set(state.seen))) if state.penalty else 0
-        token = self.speaker.say(
-            mix(value, state.key, state.length, self.salt, seen), state.prev_token
-        )
-        if state.penalty:
-            state.seen.append(token)
-        return token
-
-    def _log_probs(
-        self, slots: Sequence[int], columns: Sequence[Sequence[int]]
-    ) -> list[list[LogProbs | None]]:
-        if all(self.slots[slot].num_log_probs is None for slot in slots):
-            return []
-        return [
-            [
-                LogProbs(chosen=-float(token), top=())
-                if token >= 0 and self.slots[slot].num_log_probs is not None
-                else None
-                for slot, token in zip(slots, column, strict=True)
-            ]
-            for column in columns
+        for slot, [value, last], position in zip(slots, logits.tolist(), positions, strict=True):
+            seen = self._seen(slot)
+            value = mix(value, self.sampler.keys[slot], position, self.salt, *seen)
+            tokens.append(self.speaker.say(value, last))
+            self.remember(slot, tokens[-1:])
+        wanted = [self.sampler.num_log_probs[slot] is not None for slot in slots]
+        log_probs = [
+            LogProbs(chosen=-float(token), top=()) if wants else None
+            for token, wants in zip(tokens, wanted, strict=True)
         ]
+        return tokens, log_probs if any(wanted) else []
+
+    def _seen(self, slot: int) -> list[int]:
+        """Return the tokens that count for the slot's repetition penalty; none without one."""
+        if self.sampler.params[slot].repetition_penalty == 1.0 or self.sampler.seen is None:
+            return []
+        return self.sampler.seen[slot].nonzero().flatten().tolist()
 
     def _fail(self) -> None:
         error, self.fail_next = self.fail_next, None
         if error is not None:
             raise error
-
-
-def reference_answer(
-    speaker: Speaker,
-    tools: ToolTokens,
-    windows: Sequence[int],
-    prompt: Sequence[int],
-    *,
-    limit: int,
-    ends: frozenset[int],
-    seed: int,
-    sample: int,
-    salt: int = 0,
-    penalty: bool = False,
-) -> tuple[list[int], list[int], bool]:
-    """Tokens, mask and whether it ended by itself: one token after another, nothing shared.
-
-    The tool's rules are written down a second time here.
-    """
-    memory, key = Memory(windows), row_key(seed, sample)
-    tokens, mask, read, value = list(prompt), [], 0, 0
-    call: list[int] | None = None
-    while len(mask) < limit:
-        for position in range(read, len(tokens)):
-            prev_token = tokens[position - 1] if position else -1
-            value = memory.step(position, tokens[position], prev_token)
-        read = len(tokens)
-        seen = mix(*sorted(set(tokens))) if penalty else 0
-        token = speaker.say(mix(value, key, read, salt, seen), tokens[-1])
-        if token in ends:
-            return tokens[len(prompt) :], mask, True
-        tokens.append(token)
-        mask.append(1)
-        if token == tools.python_start:
-            call = []
-        elif call is not None and token != tools.python_end:
-            call.append(token)
-        elif call is not None:
-            result, call = simple_calculation(tools.tokenizer.decode(call)), None
-            if result is not None:
-                said = [tools.output_start, *tools.tokenizer.encode(result), tools.output_end]
-                if len(mask) + len(said) <= limit:
-                    tokens += said
-                    mask += [0] * len(said)
-    return tokens[len(prompt) :], mask, False
-
-
-def simple_calculation(text: str) -> str | None:
-    """By Python's arithmetic, of what a `Speaker` or a script writes; ** is no operator."""
-    text = text.strip().replace("'aXbX'.count('X')", "(2)")
-    if not text or set(text) - set("0123456789+-*/() ") or "**" in text:
-        return None
-    try:
-        value = eval(text, {"__builtins__": {}})
-    except (SyntaxError, SyntaxWarning, TypeError, ZeroDivisionError):
-        return None
-    return str(value) if isinstance(value, int) else f"{value:.12g}"

@@ -6,29 +6,24 @@ file in processes of its own, with TRITON_INTERPRET=1. Beside the kernels stands
 
 import importlib
 import random
-from functools import partial
 
 import pytest
 import torch
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from nanochat_core.engine.engine import Engine
-from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import decode_kernels
 from nanochat_core.engine.runners.decode_kernels import Target, run
 from nanochat_core.engine.runners.device_runner import DeviceRunner
-from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
+from nanochat_core.engine.sampling import SamplingRows, sample_rows
 from nanochat_core.model.gpt import GPT
-from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
+from tests.support.nanochat_core.engine.torch_slots import begin
 from tests.support.nanochat_core.random_gpt import capacity_of, random_gpt
 
-__all__ = ["make_model", "tokenizer"]
 # Of numpy, in masked lanes.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
-PAGE, PAGES, LONGEST, SLOTS = 8, 8, 64, 4
+PAGE, LONGEST, SLOTS = 8, 64, 4
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {"residual_scalars": False, "value_embeds": False, "smear": False, "backout": False}
 
@@ -64,18 +59,8 @@ def open_runner(
         kernels=kernels,
     )
     rng = random.Random(3)
-    chunks: list[Chunk] = []
-    for slot, length in enumerate((1, 11, 38, 18)):
-        pages = [1 + PAGES * slot + i for i in range(PAGES)]
-        rng.shuffle(pages)
-        for group in range(len(runner.groups)):
-            runner.set_table(group, slot, 0, pages)
-        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=None)
-        prompt = [rng.randrange(256) for _ in range(length)]
-        chunks.append(Chunk(slot=slot, start=0, prev_token=-1, tokens=prompt, wants_logits=True))
-    logits = runner.prefill(chunks)
-    lengths, last = [len(c.tokens) for c in chunks], [c.tokens[-1] for c in chunks]
-    runner.sample_first(range(SLOTS), logits, lengths, last)
+    prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 11, 38, 18)]
+    begin(runner, prompts, all_params, rng)
     runner.state.stopped[:SLOTS] = False
     runner.state.limit[:SLOTS] = LONGEST
     return runner
@@ -162,24 +147,6 @@ def test_a_step_that_torch_samples_continues_from_the_kernels_logits():
     ours, torchs = (open_runner(model, all_params, kernels=k) for k in (True, False))
     calls = [runner.decode([0, 1], [LONGEST] * 2, 2)() for runner in (ours, torchs)]
     assert calls[0] == calls[1]
-
-
-def test_greedy_answers_of_an_engine_are_the_naive_ones(tokenizer):
-    model = make_random(seed=4)
-    engine = Engine(model, tokenizer)
-    engine._open_runner = partial(
-        DeviceRunner,
-        dtype=torch.float32,
-        capacity=capacity_of(model, num_slots=3, page_size=PAGE, num_pages=24),
-        kernels=True,
-    )
-    rng = random.Random(2)
-    prompts = [[rng.randrange(256) for _ in range(n)] for n in (2, 30, 13, 7)]
-    settings = {"max_tokens": 6, "temperature": 0.0, "top_k": None}
-    found = engine.complete(prompts, num_samples=1, seeds=range(4), **settings)
-    for prompt, answers in zip(prompts, found, strict=True):
-        assert answers == [generate_naive(model, tokenizer, prompt, seed=0, **settings)]
-    assert sum(len(answers[0].ids) for answers in found) > 12
 
 
 @pytest.mark.parametrize("vocab", [265, 5000])

@@ -1,13 +1,15 @@
 """Small models of every era, and a native runner whose slots have all the pages they could want."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.native.build import Tiles
+from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
 from nanochat_core.engine.runner import Chunk
@@ -15,6 +17,8 @@ from nanochat_core.eras import HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
 from tests.support.nanochat_core.random_gpt import capacity_of, randomise, shape_of
 
+NO_KERNELS = build.unable_here()
+needs_kernels = pytest.mark.skipif(NO_KERNELS is not None, reason=f"no kernels here: {NO_KERNELS}")
 VOCAB = 100
 LENGTH = 96
 
@@ -39,9 +43,8 @@ def make_runner(
     precision: Precision = "fp32",
     num_slots: int = 4,
     num_threads: int = 2,
-    tiles: Tiles = "none",
 ) -> NativeRunner:
-    """Every slot has the pages of LENGTH tokens, in an order of its own."""
+    """Every slot has the pages of LENGTH tokens."""
     pages = -(-LENGTH // PAGE_SIZE)
     runner = NativeRunner(
         model,
@@ -49,13 +52,9 @@ def make_runner(
         capacity=capacity_of(model, num_slots=num_slots, page_size=PAGE_SIZE, max_len=LENGTH),
         stop_tokens=(),
         num_threads=num_threads,
-        tiles=tiles,
     )
-    for group in range(len(runner.groups)):
-        numbers = torch.randperm(num_slots * pages, generator=torch.Generator().manual_seed(group))
-        for slot in range(num_slots):
-            own = (1 + numbers[slot * pages : (slot + 1) * pages]).tolist()
-            runner.set_table(group, slot, 0, own)
+    for group, slot in itertools.product(range(len(runner.groups)), range(num_slots)):
+        runner.set_table(group, slot, 0, range(1 + slot * pages, 1 + (slot + 1) * pages))
     return runner
 
 

@@ -4,17 +4,21 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from nanochat_core.engine.answer import end_tokens
+from nanochat_core.engine.answer import Answer, Completion, end_tokens
+from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.requests import EndEvent, Event, Request, TokenEvent
+from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.fake_runner import (
     FakeRunner,
+    Place,
     Speaker,
-    pages_of,
-    reference_answer,
+    mix,
+    read_token,
 )
 
 TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})
@@ -37,9 +41,14 @@ class Case:
 
     def __post_init__(self) -> None:
         self.speaker = Speaker(TOKENIZER, ends=self.ends, calls=self.calls)
+        counts = self.num_pages
+        counts = [counts] * len(self.windows) if isinstance(counts, int) else counts
         self.runner = FakeRunner(
             self.speaker,
-            pages_of(self.windows, num_pages=self.num_pages),
+            tuple(
+                PageGroup(window=window, layers=(i,), num_pages=count)
+                for i, (window, count) in enumerate(zip(self.windows, counts, strict=True))
+            ),
             page_size=self.page_size,
             num_slots=self.num_slots,
             stop_tokens=ENDS | {TOOLS.python_end},
@@ -54,9 +63,7 @@ class Case:
         )
 
     def ask(self, prompt: list[int], **changes: Any) -> "Asked":
-        asked = Asked()
-        asked.handle = self.scheduler.submit(Request(prompt=prompt, sink=asked.take, **changes))
-        return asked
+        return ask(self.scheduler, prompt, **changes)
 
     def work(self, most: int = 100_000) -> None:
         for _ in range(most):
@@ -77,33 +84,32 @@ class Case:
 
     def check(self, asked: "Asked") -> None:
         request = asked.handle.request
-        limit = self.scheduler.limit_for(request.prompt, request.max_tokens)
         for sample in range(request.num_samples):
-            expected, mask, finished = reference_answer(
-                self.speaker,
-                TOOLS,
-                self.windows,
-                request.prompt,
-                limit=limit,
-                ends=ENDS,
-                seed=request.seed,
-                sample=sample,
-                salt=self.runner.salt,
-                penalty=request.params.repetition_penalty != 1.0,
-            )
-            events = asked.tokens(sample)
-            if finished:
-                assert events.pop().token in ENDS
-            assert [event.token for event in events] == expected
-            assert [int(event.sampled) for event in events] == mask
-            assert asked.ends[sample].reason == ("stop" if finished else "length")
+            assert asked.completion(sample) == self.expected(request, sample)
+
+    def expected(self, request: Request, sample: int) -> Completion:
+        """Return the answer of a sample: one token after another, nothing shared."""
+        memory, key = dict[Place, int](), row_key(request.seed, sample)
+        limit = self.scheduler.limit_for(request.prompt, request.max_tokens)
+        answer, value, read = Answer(TOOLS, ends=ENDS, limit=limit), 0, 0
+        while not answer.is_over:
+            tokens = [*request.prompt, *answer.ids]
+            for position in range(read, len(tokens)):
+                pair = tokens[position], tokens[position - 1] if position else -1
+                value = read_token(memory, lambda *at: at, self.windows, position, pair)
+            read = len(tokens)
+            seen = sorted(set(tokens)) if request.params.repetition_penalty != 1.0 else ()
+            chosen = mix(value, key, read, self.runner.salt, *seen)
+            answer.take(self.speaker.say(chosen, tokens[-1]))
+        return answer.completion()
 
     def check_empty(self) -> None:
-        """Nobody has a slot or a page."""
+        """Assert that no sequence has a slot or a page."""
         assert not self.scheduler.slots.running
         assert not self.scheduler.slots.counts.in_flight
         assert not pages_used(self.scheduler)
         assert sorted(self.scheduler.slots.free) == list(range(self.num_slots))
+        assert not any(table for tables in self.runner.tables for table in tables)
 
 
 def pages_used(scheduler: Scheduler) -> int:
@@ -127,12 +133,30 @@ class Asked:
         found = [event for event in self.events if event.sample == sample]
         return [event for event in found if isinstance(event, TokenEvent)]
 
+    def completion(self, sample: int = 0) -> Completion:
+        """Return the events of an answer that was not cut off as `Engine.complete` gives them."""
+        events, reason = self.tokens(sample), self.ends[sample].reason
+        if reason == "stop":
+            assert events.pop().token in ENDS
+        assert reason in ("stop", "length")
+        return Completion(
+            ids=[event.token for event in events],
+            mask=[int(event.sampled) for event in events],
+            finished=reason == "stop",
+        )
+
     @property
     def is_over(self) -> bool:
         return len(self.ends) == self.handle.request.num_samples
 
 
-def prompt_of(rng: random.Random, *, longest: int = 50, kinds: int = 3) -> list[int]:
-    start = [128 + rng.randrange(kinds)] * rng.choice((0, 3, 8, 17, 30))
-    rest = [rng.randrange(100) for _ in range(rng.randint(1, 12))]
-    return [*start, *rest][:longest]
+def ask(of: Scheduler | Engine, prompt: list[int], **changes: Any) -> Asked:
+    """Submit a request to a scheduler or an engine."""
+    asked = Asked()
+    asked.handle = of.submit(Request(prompt=prompt, sink=asked.take, **changes))
+    return asked
+
+
+def prompt_of(rng: random.Random) -> list[int]:
+    start = [128 + rng.randrange(3)] * rng.choice((0, 3, 8, 17, 30))
+    return [*start, *(rng.randrange(100) for _ in range(rng.randint(1, 12)))]

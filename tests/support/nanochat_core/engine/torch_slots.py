@@ -1,12 +1,13 @@
 """Slots and pages of the torch runner, as its tests hand them out."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk
+from nanochat_core.engine.runner import Chunk, DecodeOutput
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
@@ -14,9 +15,8 @@ from nanochat_core.model.gpt import GPT
 from tests.support.nanochat_core.engine.native_models import chunk
 from tests.support.nanochat_core.random_gpt import capacity_of
 
-PAGE, PAGES, LONGEST = 4, 16, 64
+LONGEST = 64
 STOP = 256
-GREEDY = SamplingParams(temperature=0.0)
 
 
 def open_small(
@@ -37,7 +37,8 @@ def matrices_of(runner: TorchRunner) -> list[torch.Tensor]:
 
 def give_pages(runner: TorchRunner, slot: int, *, rng: random.Random | None = None) -> None:
     """All of a slot's pages, one after the other, or in any order."""
-    pages = [1 + PAGES * slot + i for i in range(PAGES)]
+    count = runner.pools[0].table.shape[1]
+    pages = [1 + count * slot + i for i in range(count)]
     if rng is not None:
         rng.shuffle(pages)
     for group in range(len(runner.groups)):
@@ -105,12 +106,20 @@ class VarlenRunner(DeviceRunner):
 
 
 def begin(
-    runner: TorchRunner, prompts: list[list[int]], params: SamplingParams, **settings: object
-) -> None:
-    """Pages and settings for one slot a prompt."""
-    for slot in range(len(prompts)):
-        give_pages(runner, slot)
-        runner.start(slot, params, key=row_key(7, slot), num_log_probs=None, **settings)  # pyright: ignore[reportArgumentType]
+    runner: TorchRunner,
+    prompts: list[list[int]],
+    all_params: Sequence[SamplingParams],
+    rng: random.Random,
+) -> DecodeOutput:
+    """Give each slot pages in any order, parameters and a prompt; sample the first tokens."""
+    slots = range(len(prompts))
+    for slot, prompt, params in zip(slots, prompts, all_params, strict=True):
+        give_pages(runner, slot, rng=rng)
+        runner.start(slot, params, key=row_key(5, slot), num_log_probs=None)
+        runner.remember(slot, prompt)
+    lengths, last = [len(prompt) for prompt in prompts], [prompt[-1] for prompt in prompts]
+    logits = runner.prefill([chunk(slot, prompts[slot], 0, lengths[slot]) for slot in slots])
+    return runner.sample_first(slots, logits, lengths, last)
 
 
 def prompts_of(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:

@@ -1,5 +1,4 @@
 import math
-import random
 import re
 import threading
 import time
@@ -89,7 +88,9 @@ EXPRESSIONS = st.recursive(
 )
 
 
-def check_arithmetic(expression):
+@settings(max_examples=100, deadline=None)
+@given(EXPRESSIONS)
+def test_arithmetic_is_pythons(expression):
     source = expression.replace(",", "")
     try:
         expected = eval(source)
@@ -106,22 +107,8 @@ def check_arithmetic(expression):
         assert math.isclose(float(result), expected, rel_tol=1e-11, abs_tol=1e-300)
 
 
-@settings(max_examples=100, deadline=None)
-@given(EXPRESSIONS)
-def test_arithmetic_is_pythons(expression):
-    check_arithmetic(expression)
-
-
-EVERY_CHARACTER = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-
-
-@pytest.mark.parametrize(
-    "alphabet",
-    ["0123456789+-*/%().,'\"counte ", EVERY_CHARACTER[:256], EVERY_CHARACTER],
-    ids=["ours", "latin", "every"],
-)
-def test_no_text_makes_it_raise(alphabet):
-    rng = random.Random(0)
-    for _ in range(2000):
-        result = calculate("".join(rng.choices(alphabet, k=rng.randint(0, 40))))
-        assert result is None or math.isfinite(float(result))
+@settings(max_examples=2000, deadline=None)
+@given(st.text(max_size=40) | st.text("0123456789+-*/%().,'\"counte ", max_size=40))
+def test_no_text_makes_it_raise(text):
+    result = calculate(text)
+    assert result is None or math.isfinite(float(result))
