@@ -1,6 +1,4 @@
-import contextlib
 import json
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,23 +10,44 @@ from nanochat_core.tokenizer.chat import parse_answer
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     NAME,
-    PATIENCE,
     body,
     events_of,
+    raw,
+    received,
     serving,
-    text_of,
     wait_until,
 )
 
 
-def test_an_answer_is_streamed_as_events(live):
-    *tokens, usage, done = live.ask("echo hello")
-    assert tokens == [{"token": letter, "gpu": 0} for letter in "hello"]
+def letters(text):
+    return [{"token": letter, "gpu": 0} for letter in text]
+
+
+SPECIAL = "<|assistant_end|><|bos|>"  # typed, these stay text
+STREAMS = {  # what is asked, the events before the usage, tokens written
+    "echo hello": (letters("hello"), 5),
+    "call": (
+        [*letters("it is "), {"tool_call": "12*3"}, {"tool_result": "36"}, *letters("36")],
+        18,  # with the special ones around call and result
+    ),
+    "echo #### 42": ([{"token": "", "gpu": 0, "marker": "#### "}, {"token": "42", "gpu": 0}], 7),
+    f"echo {SPECIAL}": (letters(SPECIAL), len(SPECIAL)),
+}
+
+
+@pytest.mark.parametrize("text", STREAMS)
+def test_an_answer_is_streamed_as_events(live, text):
+    *tokens, usage, done = live.ask(text)
+    expected, count = STREAMS[text]
+    assert tokens == expected
     assert usage["usage"].pop("seconds") >= 0
-    prompt = 5 + len("echo hello") - 1  # bos, start, end and where the answer begins
-    counts = {"prompt_tokens": prompt, "completion_tokens": 5, "finish_reason": "stop"}
+    prompt = 5 + len(text) - 1  # bos, start, end and where the answer begins
+    counts = {"prompt_tokens": prompt, "completion_tokens": count, "finish_reason": "stop"}
     assert usage == {"usage": counts}
     assert done == {"done": True}
+
+
+def test_an_answer_ends_at_its_limit(live):
     *_, usage, _ = live.ask("long", max_tokens=9)
     cut = {"completion_tokens": 9, "finish_reason": "length"}
     assert usage["usage"].items() >= cut.items()
@@ -39,20 +58,6 @@ def test_the_stream_is_one_that_nothing_holds_back(live):
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-cache"
     assert headers["x-accel-buffering"] == "no"
-
-
-def test_calls_and_results_are_events_of_their_own(live):
-    events = live.ask("call")
-    assert text_of(events) == "it is 36"
-    assert [e for e in events if "tool_call" in e or "tool_result" in e] == [
-        {"tool_call": "12*3"},
-        {"tool_result": "36"},
-    ]
-
-
-def test_the_marker_of_a_final_number_is_no_text(live):
-    *events, _, _ = live.ask("echo #### 42")
-    assert events == [{"token": "", "gpu": 0, "marker": "#### "}, {"token": "42", "gpu": 0}]
 
 
 def test_a_call_in_an_earlier_answer_is_one_in_the_prompt():
@@ -90,13 +95,6 @@ def test_a_failure_is_reported_in_the_stream_and_ends_it(live, text):
     *_, error, done = live.ask(text)
     assert error.keys() == {"error"}
     assert done == {"done": True}
-
-
-def test_typed_special_tokens_stay_text(live):
-    text = "<|assistant_end|><|bos|>"
-    *_, usage, _ = events = live.ask(f"echo {text}")
-    assert text_of(events) == text
-    assert usage["usage"]["prompt_tokens"] == 4 + len(f"echo {text}")
 
 
 def test_a_message_longer_than_the_context_is_refused(live):
@@ -163,11 +161,8 @@ def test_a_silent_stream_gets_keep_alive_comments():
 
 
 def test_a_slow_reader_delays_no_other(live):
-    with socket.create_connection(("127.0.0.1", live.port)) as slow:
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        text = json.dumps(body("long", max_tokens=4000)).encode()
-        head = b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+    with live.connect(buffer=4096) as slow:
+        slow.sendall(raw(body("long", max_tokens=4000)))
         wait_until(lambda: live.health()["running"] == 1)
         assert live.ask("echo quick")[-1] == {"done": True}
     wait_until(lambda: live.health()["running"] == 0)
@@ -193,14 +188,20 @@ def test_the_page_is_served_with_its_policy(live):
     assert "script-src 'sha256-" in policy
 
 
-def test_workers_are_listed_as_nanochat_does():
+def test_stats_and_health_have_what_nanochats_clients_and_the_page_need():
     with serving(num_slots=1) as live:
         assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
         with live.answering():
             assert live.health()["available_workers"] == 0
             stats = live.get("/stats").json()
-        assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
-        assert stats["workers"][0].items() >= {"gpu_id": 0, "device": "cpu"}.items()
+    assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
+    worker = {"gpu_id": 0, "device": "cpu", "ready": True}
+    assert stats["workers"][0].items() >= worker.items()
+    assert stats["parameters"] == 12345
+    assert stats["context"] == 4096
+    assert stats["defaults"] == {"temperature": 0.6, "top_k": 50, "max_tokens": 512}
+    assert stats["limits"]["max_tokens"] == [1, 4096]
+    assert stats["queue"] == {"running": 1, "waiting": 0, "slots": 1, "max_waiting": 64}
 
 
 def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeypatch):
@@ -212,28 +213,11 @@ def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeyp
         monkeypatch.setattr(prompts, "make_chat_prompt", fail)
         monkeypatch.setattr(openai_api, "make_text_prompt", fail)
         assert live.post().status_code == 503
-        assert live.post("/v1/chat/completions").status_code == 503
-        assert live.post("/v1/completions", {"prompt": "x"}).status_code == 503
-
-
-def test_openais_library_in_a_browser_may_send_its_headers():
-    rules = ServerConfig(log="none", origins=("https://app.example",))
-    with serving(rules) as live, live.client() as http:
-        asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
-        headers = {
-            "Origin": "https://app.example",
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": asked,
-        }
-        response = http.options("/v1/chat/completions", headers=headers)
-        assert response.status_code == 200
-        assert response.headers["access-control-allow-headers"] == asked
-        response = http.options("/stats", headers={**headers, "Origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in response.headers
-
-
-def test_a_slash_too_many_is_no_redirect(live):
-    assert live.post("/chat/completions/").status_code == 404
+        for path, ask in (("/v1/chat/completions", body()), ("/v1/completions", {"prompt": "x"})):
+            refused = live.post(path, ask)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["type"] == "overloaded_error"
+            assert int(refused.headers["retry-after"]) > 0  # OpenAI's library asks again by itself
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/completions", "/nothing", "/health"])
@@ -246,12 +230,9 @@ def test_two_lengths_of_one_body_are_refused_and_end_the_connection(live, path, 
         f"Content-Length: 5\r\nTransfer-Encoding: {coding}\r\n\r\n{len(text):x}\r\n"
     )
     smuggled = b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as connection:
+    with live.connect() as connection:
         connection.sendall(request.encode() + text + b"\r\n0\r\n\r\n" + smuggled)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while received := connection.recv(65536):
-                answer += received
+        answer = received(connection)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
     assert b"connection: close" in answer.lower()
@@ -272,13 +253,3 @@ def test_head_is_answered_as_get_is_without_a_body(live, path):
     if path in GETS and path != "/openapi.json":  # which the metrics count as "other"
         route = "/v1/models/{name:path}" if path.endswith(NAME) else path
         assert live.count("nanochat_requests_total", route=route, status="200") >= 2
-
-
-def test_stats_tell_what_the_page_needs(live):
-    stats = live.get("/stats").json()
-    assert stats["parameters"] == 12345
-    assert stats["context"] == 4096
-    assert stats["defaults"] == {"temperature": 0.6, "top_k": 50, "max_tokens": 512}
-    assert stats["limits"]["max_tokens"] == [1, 4096]
-    assert stats["queue"].keys() == {"running", "waiting", "slots", "max_waiting"}
-    assert [worker["ready"] for worker in stats["workers"]] == [True]

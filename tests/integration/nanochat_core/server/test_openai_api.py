@@ -1,5 +1,5 @@
-import json
-from concurrent.futures import ThreadPoolExecutor
+import ast
+import re
 
 import httpx
 import pytest
@@ -7,43 +7,11 @@ import pytest
 from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.service import ServerConfig
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
-from tests.support.nanochat_core.server.hostile_http import HEAD, connect
-from tests.support.nanochat_core.server.live import NAME, PATIENCE, body, serving, wait_until
+from tests.support.nanochat_core.server.live import NAME, PATIENCE, body, raw, serving, wait_until
 
 
 def chat(client, text, **settings):
     return client.chat.completions.create(model=NAME, **body(text), **settings)
-
-
-def test_a_whole_answer(client):
-    answer = chat(client, "echo hello", seed=1)
-    [choice] = answer.choices
-    assert choice.message.role == "assistant"
-    assert choice.message.content == "hello"
-    assert choice.finish_reason == "stop"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 5)
-    assert answer.usage.total_tokens == 19
-    assert answer.model == NAME
-    assert chat(client, "echo hi", n=3).usage.completion_tokens == 6
-
-
-def test_a_streamed_answer_with_its_usage(client):
-    chunks = list(chat(client, "echo hello", stream=True, stream_options={"include_usage": True}))
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
-    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == 5
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_the_stream_ends_with_done_and_has_no_usage_unasked(live):
-    response = httpx.post(
-        f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=PATIENCE
-    )
-    assert response.text.endswith("data: [DONE]\n\n")
-    assert "usage" not in response.text
 
 
 TOKENS = [[TOKENIZER.bos, *TOKENIZER.encode(f"echo {letter}")] for letter in "ab"]
@@ -97,27 +65,26 @@ def test_an_answer_has_its_text_its_end_and_its_log_probabilities_whole_and_stre
     wait_until(lambda: live.running == 0)
 
 
-def test_log_probabilities_of_tokens_and_alternatives(client):
-    answer = chat(client, "echo h\u00e9", logprobs=True, top_logprobs=2)
-    content = answer.choices[0].logprobs.content
-    assert [entry.bytes for entry in content] == [[0x68], [0xC3], [0xA9]]
-    assert [entry.logprob for entry in content] == [-0.5] * 3
-    assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.5, -1.5]] * 3
+LETTERS = {"prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
+RESPONSES = {
+    "chat": body("echo h\u00e9", logprobs=True, top_logprobs=2),
+    "three choices": body("echo hi", n=3),
+    "chat streamed": body("echo hi", stream=True),
+    "chat streamed with its usage": body(
+        "call", stream=True, stream_options={"include_usage": True}
+    ),
+    "text of tokens": {"prompt": TOKENS[0]},
+    "letters of several tokens": LETTERS,
+    "letters of several tokens streamed": LETTERS | {"stream": True},
+}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_letter_of_several_tokens_is_reported_by_its_bytes_and_moves_no_offset(client, stream):
-    asked = {"model": NAME, "prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
-    if stream:
-        chunks = client.completions.create(**asked, stream=True)
-        logged = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
-    else:
-        logged = [client.completions.create(**asked).choices[0].logprobs]
-    assert [offset for logs in logged for offset in logs.text_offset] == [0, 1, 1, 2, 3, 4, 4, 4, 5]
-    tokens = [token for logs in logged for token in logs.tokens]
-    assert tokens[:4] == ["h", r"bytes:\xc3", r"bytes:\xa9", " "]
-    tops = [top for logs in logged for top in logs.top_logprobs]
-    assert tops[1] == {r"bytes:\xc3": -0.5, r"bytes:\xc4": -1.5}
+def test_responses_have_openais_form(live, transcript):
+    for name, ask in RESPONSES.items():
+        path = "/v1/chat/completions" if "messages" in ask else "/v1/completions"
+        text = re.sub(r'(?<="created":) ?[0-9]+', "TIME", live.post(path, ask).text)
+        (own,) = set(re.findall(r"cmpl-([0-9a-f]{24})", text))  # the same in all chunks
+        transcript.check(name, text.replace(own, "ID"))
 
 
 def test_the_model_is_listed(client, openai):
@@ -149,11 +116,6 @@ def test_a_refusal_is_an_error_of_openais_and_names_its_field(client, settings, 
         create(**{"model": NAME, **(body("x") if is_chat else {"prompt": "x"}), **settings})
     assert caught.value.body["param"] == param
     assert caught.value.body["type"] == "invalid_request_error"
-
-
-def test_tokens_of_a_prompt_are_read_as_they_are(client):
-    answer = client.completions.create(model=NAME, prompt=TOKENS[0])
-    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("a", 7)
 
 
 def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
@@ -212,30 +174,59 @@ def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(
 
 
 def test_a_client_that_leaves_before_a_whole_answer_frees_the_slot(live):
-    sent = json.dumps(body("hold")).encode()
-    with connect(live.port) as connection:
-        head = HEAD.replace(b"/chat", b"/v1/chat")
-        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
+    with live.connect() as connection:
+        connection.sendall(raw(body("hold"), b"/v1/chat/completions"))
         wait_until(lambda: live.running == 1)
     wait_until(lambda: live.running == 0)
 
 
-def test_a_full_queue_is_one_that_the_client_retries(tmp_path, openai):
-    rules = ServerConfig(log="none", max_waiting=0)
-    route = {"route": "/v1/chat/completions", "status": "503"}
-    with serving(rules, num_slots=1) as live, ThreadPoolExecutor(2) as threads:
-        first = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
-        wait_until(lambda: live.running == 1)
-        base = {"base_url": f"{live.url}/v1", "api_key": "none"}
-        create = {"model": NAME, **body("echo x")}
-        with openai.OpenAI(**base, max_retries=0) as impatient:
-            with pytest.raises(openai.InternalServerError) as caught:
-                impatient.chat.completions.create(**create)
-            assert caught.value.status_code == 503
-            assert json.loads(caught.value.response.text)["error"]["type"] == "overloaded_error"
-        with openai.OpenAI(**base, max_retries=100) as client:
-            answer = threads.submit(client.chat.completions.create, **create)
-            wait_until(lambda: live.count("nanochat_requests_total", **route) == 2)
-            (tmp_path / "go").touch()
-            first.result()
-            assert answer.result().choices[0].message.content == "x"
+# What is asked, the stop strings, and the text of the answer.
+STOPPED = [
+    ("echo abcdef", ["ef"], "abcd"),  # the stop string comes
+    ("echo abcde", ["ef"], "abcde"),  # only its beginning comes
+    ("echo abababac", ["abac"], "abab"),  # its beginning comes more than once
+    ("echo ababab", ["abac", "bb"], "ababab"),
+    ("echo xyz", ["x"], ""),  # nothing is left of the answer
+    ("echo a\u20acb", ["\u20acb"], "a"),
+    ("call", ["36"], "it is "),
+    ("call", ["is 37"], "it is 36"),  # held back across a call
+    ("echo a\nb #### 4", ["####"], "a\nb "),
+]
+
+
+@pytest.mark.parametrize("route", ["chat", "text"])
+@pytest.mark.parametrize(("asked", "stop", "text"), STOPPED)
+def test_tokens_go_out_with_their_text_and_none_of_a_stop_string(
+    client, live, caplog, monkeypatch, route, asked, stop, text
+):
+    monkeypatch.setattr(live.service, "rules", ServerConfig(log="contents"))
+    is_chat = route == "chat"
+
+    def bytes_of(logs):
+        tokens = (logs and (logs.content if is_chat else logs.tokens)) or []
+        return [bytes(t.bytes) if is_chat else _bytes_of(t) for t in tokens]
+
+    form = {"model": NAME, "stop": stop, "max_tokens": 64}
+    form |= {**body(asked), "logprobs": True} if is_chat else {"prompt": asked, "logprobs": 0}
+    create = (client.chat.completions if is_chat else client.completions).create
+    with caplog.at_level("INFO"):
+        whole = create(**form, n=2).choices
+        choices = [chunk.choices[0] for chunk in create(**form, stream=True)]
+    for choice in whole:
+        assert (choice.message.content if is_chat else choice.text) == text
+        assert b"".join(bytes_of(choice.logprobs)).decode() == text
+    for choice in choices:
+        content = choice.delta.content if is_chat else choice.text
+        assert b"".join(bytes_of(choice.logprobs)).decode() == (content or "")
+    lines = [record.getMessage() for record in caplog.records]
+    answers = [ast.literal_eval(line[10:]) for line in lines if line.startswith("answered: ")]
+    # Each by itself, and whole. Text that is held back is written behind the call that follows it.
+    calls = {"it is ": "it is 12*336", "it is 36": "it 12*336is 36"} if asked == "call" else {}
+    assert answers == [calls.get(text, text)] * 3
+
+
+def _bytes_of(token):
+    """Return the bytes of a token of /v1/completions."""
+    if not token.startswith("bytes:"):
+        return token.encode()
+    return bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))

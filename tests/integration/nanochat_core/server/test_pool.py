@@ -5,18 +5,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine.requests import EndEvent, LogProbs, TokenEvent
-from nanochat_core.errors import ModelError
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.server.api import prompts
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.serve import Newer, follow_newer, serve
-from nanochat_core.server.workers.ipc import frame, pack_event, unpack_event
-from nanochat_core.server.workers.pool import ENGINE_PROCESS, AnswerStream, HangTimeouts, Worker
+from nanochat_core.server.workers.ipc import frame
+from nanochat_core.server.workers.pool import ENGINE_PROCESS, HangTimeouts, Worker
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     FAKE,
@@ -28,41 +29,6 @@ from tests.support.nanochat_core.server.live import (
 )
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        TokenEvent(sample=1, token=7, sampled=False, log_probs=None),
-        TokenEvent(
-            sample=0, token=7, sampled=True, log_probs=LogProbs(chosen=-1.5, top=((3, -0.5),))
-        ),
-        EndEvent(sample=2, reason="failed", error="why"),
-    ],
-)
-def test_events_arrive_as_they_were_sent(event):
-    assert unpack_event(pack_event(5, event)) == event
-
-
-def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
-    called = []
-    stream = AnswerStream(2, worker=0, on_cancel=lambda: called.append(1))
-    stream.put(EndEvent(sample=0, reason="stop"))
-    stream.cancel()
-    stream.cancel()
-    stream.put(TokenEvent(sample=1, token=5, sampled=True, log_probs=None))
-    assert stream.is_over
-    assert called == [1]
-
-
-def test_requests_go_where_least_is_under_way(tmp_path):
-    with serving(workers=2, num_slots=4) as live, ThreadPoolExecutor(4) as threads:
-        asks = [threads.submit(live.ask, f"hold {tmp_path / 'go'}") for _ in range(4)]
-        wait_until(lambda: live.running == 4)
-        assert [worker.busy for worker in live.service.pool.workers] == [2, 2]
-        (tmp_path / "go").touch()
-        gpus = [{event["gpu"] for event in ask.result() if "gpu" in event} for ask in asks]
-    assert sorted(map(tuple, gpus)) == [(0,), (0,), (1,), (1,)]
-
-
 def test_an_engine_that_dies_fails_its_streams_only_and_comes_back(tmp_path):
     with serving(workers=2) as live, ThreadPoolExecutor(2) as threads:
         asks = [threads.submit(live.ask, f"hold {tmp_path / 'go'}") for _ in range(2)]
@@ -72,7 +38,10 @@ def test_an_engine_that_dies_fails_its_streams_only_and_comes_back(tmp_path):
         wait_until(lambda: victim.restarts == 1)
         assert live.health()["ready"]
         (tmp_path / "go").touch()
-        ends = sorted((ask.result()[-2] for ask in asks), key=lambda end: "usage" in end)
+        events = [ask.result() for ask in asks]
+        gpus = [{event["gpu"] for event in one if "gpu" in event} for one in events]
+        assert sorted(map(list, gpus)) == [[0], [1]]  # each went where least was under way
+        ends = sorted((one[-2] for one in events), key=lambda end: "usage" in end)
         assert ends[0] == {"error": "the engine stopped unexpectedly; try again in a moment"}
         assert ends[1]["usage"]["finish_reason"] == "stop"
         wait_until(lambda: victim.facts is not None)
@@ -208,29 +177,6 @@ def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch
         assert live.service.pool.failure is None
 
 
-def test_another_model_is_served_without_dropping_a_stream(tmp_path):
-    with serving() as live, ThreadPoolExecutor(1) as threads:
-        old = live.service.pool
-        asked = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
-        wait_until(lambda: old.running == 1)
-        live.run(live.service.swap(lambda: fake_pool("newer")))
-        assert live.service.pool is not old
-        assert text_of(live.ask("echo new")) == "new"
-        assert old.running == 1
-        (tmp_path / "go").touch()
-        assert text_of(asked.result()) == "abcdefgh"
-        wait_until(lambda: old.workers[0].pid is None)
-
-
-def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
-    with serving() as live:
-        old = live.service.pool
-        with pytest.raises(ModelError):
-            live.run(live.service.swap(lambda: fake_pool("broken")))
-        assert live.service.pool is old
-        assert text_of(live.ask("echo same")) == "same"
-
-
 @pytest.mark.parametrize(
     ("coming", "tried", "says"),
     [
@@ -290,3 +236,109 @@ def test_a_stop_that_is_cancelled_leaves_no_process_behind():
         return process.returncode
 
     assert asyncio.run(stop_twice()) is not None
+
+
+# A server changes its model, ends, and counts what it did.
+
+
+def test_a_server_that_stops_notifies_the_streams_of_a_model_that_leaves():
+    rules = ServerConfig(log="none", drain_seconds=0.5)
+    with ThreadPoolExecutor(1) as threads, serving(rules) as live:
+        asked = threads.submit(live.ask, "hold")
+        wait_until(lambda: live.running == 1)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        live.server.should_exit = True
+        assert asked.result()[-2] == {"error": "the server is being stopped"}
+
+
+def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    make_chat_prompt = prompts.make_chat_prompt
+
+    def make_slowly(*given, **options):
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return make_chat_prompt(*given, **options)
+
+    with serving() as live, ThreadPoolExecutor(1) as threads:
+        old = live.service.pool
+        monkeypatch.setattr(prompts, "make_chat_prompt", make_slowly)
+        asked = threads.submit(live.ask, "echo " + "x" * 2500, max_tokens=3)
+        assert begun.wait(PATIENCE)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        live.run(asyncio.sleep(0.3))
+        go_on.set()
+        assert text_of(asked.result()) == "xxx"
+        wait_until(lambda: old.workers[0].pid is None)
+
+
+def test_another_model_drops_no_stream_and_no_third_is_loaded_while_the_first_leaves(tmp_path):
+    with serving() as live, ThreadPoolExecutor(1) as threads:
+        first = live.service.pool
+        asked = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
+        wait_until(lambda: live.running == 1)
+        live.run(live.service.swap(lambda: fake_pool("second")))
+        left = []
+
+        def make_third():
+            left.append(first.running)
+            return fake_pool("third")
+
+        swapping = live.service.swap(make_third)
+        third = asyncio.run_coroutine_threadsafe(swapping, live.loop)
+        assert live.health()["running"] == 1  # of the first model
+        assert "nanochat_running 1.0" in live.get("/metrics").text
+        assert live.service.pool.workers[0].spec.directory == "second"
+        assert text_of(live.ask("echo new")) == "new"
+        (tmp_path / "go").touch()
+        assert text_of(asked.result()) == "abcdefgh"
+        third.result(PATIENCE)
+        assert left == [0]
+        assert first.workers[0].pid is None
+        assert live.service.pool.workers[0].spec.directory == "third"
+        assert live.health()["running"] == 0
+
+
+def test_restarts_are_counted_across_models():
+    with serving() as live:
+        old = live.service.pool.workers[0]
+        os.kill(old.pid or 0, signal.SIGKILL)
+        wait_until(lambda: old.restarts == 1 and old.facts is not None)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        wait_until(lambda: old.pid is None)
+        assert "nanochat_engine_restarts 1.0" in live.get("/metrics").text
+
+
+def test_an_answer_ends_once_in_the_counts_however_it_ends():
+    with serving(ServerConfig(log="none", max_seconds=0.1)) as live:
+        error = {"error": "the answer took longer than 0.1 seconds"}
+        assert live.ask("hold")[-2:] == [error, {"done": True}]
+        live.service.rules = ServerConfig(log="none")
+        live.ask("echo a")
+        with live.answering():
+            assert live.running == 1
+        wait_until(lambda: live.running == 0)
+        reasons = ("failed", "stop", "cancelled", "length")
+        counts = [live.count("nanochat_answers_total", reason=reason) for reason in reasons]
+    assert counts == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"max_waiting": -1}, "max-waiting is -1"),
+        ({"max_seconds": float("nan")}, "max-seconds is nan"),
+        ({"max_seconds": float("inf")}, "max-seconds is inf"),
+        ({"max_seconds": 0.0}, "max-seconds is 0"),
+    ],
+)
+def test_limits_that_no_request_could_meet_are_refused(rules, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        ServerConfig(**rules)
+    assert caught.value.hint
+
+
+def test_what_an_engine_says_of_its_failure_is_for_the_log(capfd):
+    with serving() as live:
+        assert live.ask("fail")[-2] == {"error": "the engine failed"}
+    assert "the engine failed: it was asked to" in capfd.readouterr().err

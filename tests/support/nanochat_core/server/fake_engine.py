@@ -10,9 +10,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
+from nanochat_core.engine.requests import EndEvent, Event, LogProbs, Request, TokenEvent
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.server.workers.ipc import ModelFacts, Spec
 
@@ -24,18 +25,37 @@ SECONDS_PER_STEP = 0.002
 
 
 class Ticket:
-    """A request and how far it is."""
+    """A request under way."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.answer = _answer_to(request)
-        text = _last_message(request)
-        self.holds = Path(text.removeprefix("hold ")) if text.startswith("hold") else None
-        self.at = [0] * request.num_samples
-        self.is_cancelled = False
+    is_cancelled = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
+
+
+def _events(
+    request: Request, sample: int, answer: list[int], ticket: Ticket
+) -> Iterator[Event | None]:
+    """Yield an answer's events; None holds its slot for a step."""
+    text, top = _last_message(request), request.num_log_probs
+    held = Path(text.removeprefix("hold ")) if text.startswith("hold") else None
+    most = min(request.max_tokens or CONTEXT, CONTEXT - len(request.prompt))
+    for at, token in enumerate(answer):
+        if ticket.is_cancelled:
+            break
+        if token < 0:
+            yield EndEvent(sample=sample, reason="failed", error="it was asked to")
+            return
+        if at >= most and token != ASSISTANT_END:
+            yield EndEvent(sample=sample, reason="length")
+            return
+        log_probs = None
+        if top is not None:
+            log_probs = LogProbs(-0.5, tuple((token + i, -0.5 - i) for i in range(top)))
+        yield TokenEvent(sample=sample, token=token, sampled=True, log_probs=log_probs)
+    while held is not None and not held.exists() and not ticket.is_cancelled:
+        yield None
+    yield EndEvent(sample=sample, reason="cancelled" if ticket.is_cancelled else "stop")
 
 
 class FakeEngine:
@@ -43,70 +63,43 @@ class FakeEngine:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._tickets: list[Ticket] = []
+        self._answers: list[tuple[Ticket, Request, Iterator[Event | None]]] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True).start()
 
-    def stop(self) -> None:
-        """Nothing to do."""
-
     def submit(self, request: Request) -> Ticket:
         if b"refuse" in bytes(token for token in request.prompt if token < 256):
             raise DataError("this engine does not like it")
-        ticket = Ticket(request)
+        ticket, answer = Ticket(), self._answer(request)
+        samples = range(request.num_samples)
         with self._lock:
-            self._tickets.append(ticket)
+            self._answers += [
+                (ticket, request, _events(request, i, answer, ticket)) for i in samples
+            ]
         return ticket
+
+    def _answer(self, request: Request) -> list[int]:
+        return _answer_to(request)
 
     def _run(self) -> None:
         while True:
             time.sleep(SECONDS_PER_STEP)
+            with self._lock:
+                answers = list(self._answers)
             slots = self._num_slots
-            with self._lock:
-                tickets = list(self._tickets)
-            for ticket in tickets:
-                slots -= self._step(ticket, slots)
-            with self._lock:
-                self._tickets = [t for t in self._tickets if any(at >= 0 for at in t.at)]
-
-    def _step(self, ticket: Ticket, slots: int) -> int:
-        """Write a token of each sample that has a slot; how many have."""
-        request, used = ticket.request, 0
-        for sample, at in enumerate(ticket.at):
-            if at < 0 or (used == slots and not ticket.is_cancelled):
-                continue
-            reason = self._end(ticket, at)
-            if reason:
-                ticket.at[sample] = -1
-                error = "it was asked to" if reason == "failed" else ""
-                request.sink(EndEvent(sample=sample, reason=reason, error=error))
-                continue
-            used += 1
-            if at == len(ticket.answer):
-                continue  # it holds its slot
-            ticket.at[sample] += 1
-            token = ticket.answer[at]
-            log_probs = None
-            if request.num_log_probs is not None:
-                top = tuple((token + i, -0.5 - i) for i in range(request.num_log_probs))
-                log_probs = LogProbs(chosen=-0.5, top=top)
-            request.sink(TokenEvent(sample=sample, token=token, sampled=True, log_probs=log_probs))
-        return used
-
-    def _end(self, ticket: Ticket, at: int):
-        if ticket.is_cancelled:
-            return "cancelled"
-        if at < len(ticket.answer):
-            if ticket.answer[at] < 0:
-                return "failed"
-            most = ticket.request.max_tokens or CONTEXT
-            is_end = ticket.answer[at] == ASSISTANT_END
-            full = at >= most or len(ticket.request.prompt) + at >= CONTEXT
-            return "length" if full and not is_end else None
-        is_held = ticket.holds is not None and not ticket.holds.exists()
-        return None if is_held else "stop"
+            for answer in answers:
+                ticket, request, events = answer
+                if slots <= 0 and not ticket.is_cancelled:
+                    continue
+                slots -= 1
+                event = next(events)
+                if isinstance(event, EndEvent):
+                    with self._lock:
+                        self._answers.remove(answer)
+                if event is not None:
+                    request.sink(event)
 
 
 class LeakyEngine(FakeEngine):
@@ -117,13 +110,10 @@ class LeakyEngine(FakeEngine):
         self._count = 0
         self._before: list[int] = []
 
-    def submit(self, request: Request) -> Ticket:
-        ticket = super().submit(request)
+    def _answer(self, request: Request) -> list[int]:
         self._count += 1
-        before, self._before = self._before, ticket.answer
-        if self._count % 20 == 0:
-            ticket.answer = before
-        return ticket
+        before, self._before = self._before, _answer_to(request)
+        return before if self._count % 20 == 0 else self._before
 
 
 class BriefEngine(FakeEngine):

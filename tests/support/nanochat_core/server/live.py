@@ -24,6 +24,7 @@ from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 FAKE = "tests.support.nanochat_core.server.fake_engine:open_fake"
 NAME = "tiny"
 PATIENCE = 120.0  # seconds, which bound a hang
+HEAD = b"POST /chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,15 @@ class Live:
     def post(self, path: str = "/chat/completions", ask: dict | None = None) -> httpx.Response:
         """Post a request, by default one of a short answer."""
         return httpx.post(self.url + path, json=ask or body(), timeout=PATIENCE)
+
+    def connect(self, *, buffer: int | None = None) -> socket.socket:
+        """Open a connection, whose system buffers that many bytes of what it does not read."""
+        connection = socket.socket()
+        if buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.settimeout(PATIENCE)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
 
     def health(self) -> dict:
         return httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
@@ -120,6 +130,22 @@ def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
 
 def body(text: str = "echo hello", **settings) -> dict:
     return {"messages": [{"role": "user", "content": text}], **settings}
+
+
+def raw(ask: dict, path: bytes = b"/chat/completions") -> bytes:
+    """Return the bytes of a request."""
+    content = json.dumps(ask).encode()
+    head = HEAD.replace(b"/chat/completions", path)
+    return head + b"Content-Length: %d\r\n\r\n" % len(content) + content
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return all that comes until the server ends the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65536):
+            found += part
+    return found
 
 
 def events_of(text: str) -> list[dict]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import TimedProtocol
@@ -42,9 +43,7 @@ class Apart:
 
     @property
     def memory(self) -> int:
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) * 1024
+        return psutil.Process(self.pid).memory_info().rss
 
 
 @contextlib.contextmanager
@@ -76,7 +75,7 @@ if __name__ == "__main__":
     TimedProtocol.receive_seconds = RECEIVE_SECONDS
     serve(
         Path(sys.argv[1]),
-        name="apart",
+        name=Path(sys.argv[1]).name,
         host="127.0.0.1",
         port=0,
         engines=Engines(device="cpu", maker=sys.argv[4], num_slots=int(sys.argv[2])),

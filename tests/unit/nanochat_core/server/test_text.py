@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +5,6 @@ from hypothesis import strategies as st
 from nanochat_core.engine.requests import LogProbs
 from nanochat_core.server.api.openai_choices import TEXT
 from nanochat_core.server.text import (
-    AnswerText,
     MarkerFilter,
     StopStrings,
     TextPiece,
@@ -22,25 +19,39 @@ CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
 )
 
 
+TOOL = [CALL_START, *b"12*3", CALL_END, RESULT_START, *b"36", RESULT_END]
+TOOL_PIECES = [TextPiece(kind="tool_call", text="12*3"), TextPiece(kind="tool_result", text="36")]
+LETTERS = "\u00e9\ufffd\u20ac\U0001f600"  # 2, 3, 3 and 4 bytes
+
+
+def text(text, marker=None):
+    return TextPiece(kind="text", text=text, marker=marker)
+
+
+PIECES = {
+    "letters of several tokens": (LETTERS.encode(), [*map(text, LETTERS)]),
+    "half a letter before the end": ([*b"a\xe2\x82", ANSWER_END], [text("a"), text("\ufffd")]),
+    "a call and its result": ([*b"a", *TOOL, *b"b"], [text("a"), *TOOL_PIECES, text("b")]),
+    "a call that was cut short": ([CALL_START, *b"12*"], [TextPiece(kind="tool_call", text="12*")]),
+    "a final number": ([*TOOL, *b"#### 36"], [*TOOL_PIECES, text("", "#### "), text("36")]),
+}
+
+
 def pieces_of(tokens):
-    answer = AnswerText(TOKENIZER)
-    return [*itertools.chain.from_iterable(map(answer.take, tokens)), *answer.end()]
+    return list(answer_pieces(TOKENIZER, tokens))
 
 
-def shown(pieces):
-    assert all(piece.kind == "text" for piece in pieces)
-    return "".join(piece.text for piece in pieces)
-
-
-def test_letters_of_several_tokens_come_whole():
-    letters = "\u00e9\ufffd\u20ac\U0001f600"  # 2, 3, 3 and 4 bytes
-    assert [piece.text for piece in pieces_of(letters.encode())] == list(letters)
+@pytest.mark.parametrize(("tokens", "pieces"), PIECES.values(), ids=PIECES)
+def test_an_answer_is_its_text_its_calls_and_its_final_number(tokens, pieces):
+    assert pieces_of(tokens) == pieces
 
 
 @settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_shown_as_python_decodes_them(data):
-    assert shown(pieces_of(data)) == data.decode("utf-8", "replace")
+    pieces = pieces_of(data)
+    assert all(piece.kind == "text" for piece in pieces)
+    assert "".join(piece.written for piece in pieces) == data.decode("utf-8", "replace")
 
 
 @settings(deadline=None)
@@ -49,24 +60,6 @@ def test_any_tokens_are_some_text(tokens):
     for piece in pieces_of(tokens):
         assert piece.text.isprintable() or piece.text
         piece.text.encode()
-
-
-def test_half_a_letter_before_the_end_is_a_replacement_character():
-    assert [p.text for p in pieces_of([*b"a\xe2\x82", ANSWER_END])] == ["a", "\ufffd"]
-
-
-def test_a_call_and_its_result_are_no_text():
-    tokens = [*b"a", CALL_START, *b"12*3", CALL_END, RESULT_START, *b"36", RESULT_END, *b"b"]
-    assert pieces_of(tokens) == [
-        TextPiece(kind="text", text="a"),
-        TextPiece(kind="tool_call", text="12*3"),
-        TextPiece(kind="tool_result", text="36"),
-        TextPiece(kind="text", text="b"),
-    ]
-
-
-def test_a_call_that_was_cut_short_is_reported():
-    assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
 
 
 def filtered(*texts):
@@ -142,16 +135,6 @@ def test_text_waits_only_while_it_may_become_a_marker():
 
     assert [take(text) for text in ("a", "\n#", "###", " ", "4", "2", "!", " 3", "\n")] == [
         *("a", "\n", "", "", "", "", "#### 42!", " 3", "\n")
-    ]
-
-
-def test_an_answer_is_its_text_its_calls_and_its_final_number():
-    tokens = [CALL_START, *b"6*7", CALL_END, RESULT_START, *b"42", RESULT_END, *b"#### 42"]
-    assert list(answer_pieces(TOKENIZER, tokens)) == [
-        TextPiece(kind="tool_call", text="6*7"),
-        TextPiece(kind="tool_result", text="42"),
-        TextPiece(kind="text", text="", marker="#### "),
-        TextPiece(kind="text", text="42"),
     ]
 
 
