@@ -60,7 +60,6 @@ GROUPS = {
     ),
     "attacks": (
         "security",
-        "browser",
         "reliability/test_fuzz_server.py",
         "reliability/test_secrets.py",
     ),

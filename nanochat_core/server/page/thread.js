@@ -69,7 +69,7 @@ function drawAnswer(element, conversation, message) {
 function drawProblem(element, conversation, message, writing) {
   const begun = message.parts.length > 0;
   let text = "";
-  if (message.state === "failed") text = typeof message.error === "string" && message.error ? message.error : "The answer failed.";
+  if (message.state === "failed") text = message.error;
   else if (message.state === "writing" && !writing) text = "The page was closed while this was being written.";
   else if (message.state === "stopped") text = begun ? "Stopped." : "Stopped before the first word.";
   else if (message.state === "done" && !begun) text = "The model said nothing.";

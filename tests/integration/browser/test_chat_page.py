@@ -6,7 +6,8 @@ import threading
 from playwright.sync_api import Page, expect
 
 from tests.support.browser.chat import answers, ask, questions, send, titles
-from tests.support.browser.scripted_server import ScriptedServer, Step, answer, event
+from tests.support.browser.fixtures import NOT_LOADED, Complaints
+from tests.support.browser.scripted_server import ScriptedServer, Step, answer, event, refusal
 
 
 def test_a_message_is_sent_and_its_answer_shown(page: Page, server: ScriptedServer):
@@ -82,18 +83,11 @@ def test_text_that_was_selected_stays_selected_while_more_is_written(
     end.set()
 
 
-def test_the_conversation_so_far_is_sent_along(page: Page, server: ScriptedServer):
-    ask(page, "one")
-    ask(page, "two")
-    assert [m["content"] for m in server.asked[1]["messages"]] == ["one", "You said: one", "two"]
-    assert [m["role"] for m in server.asked[1]["messages"]] == ["user", "assistant", "user"]
-
-
 def test_a_stopped_answer_stays_and_the_server_is_notified(page: Page, server: ScriptedServer):
     server.replies.append([event(token="It was a dark and"), threading.Event()])
     send(page, "a story")
     expect(answers(page)).to_have_text("It was a dark and")
-    page.get_by_role("button", name="Stop", exact=True).click()  # Escape: test_page_on_server
+    page.get_by_role("button", name="Stop", exact=True).click()
     assert server.left.wait(100)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
     expect(answers(page)).to_have_text("It was a dark and")
@@ -141,20 +135,8 @@ def test_another_answer_stands_beside_the_first(page: Page, server: ScriptedServ
     page.get_by_role("button", name="Previous answer").click()
     expect(answers(page)).to_have_text(["heads"])
     ask(page, "and now")
-    assert [m["content"] for m in server.asked[2]["messages"]] == ["toss", "heads", "and now"]
-
-
-def test_a_reload_keeps_everything(page: Page, server: ScriptedServer):
-    server.replies.append([event(tool_call="6*7"), event(tool_result="42"), *answer(" it is")])
-    ask(page, "one")
-    ask(page, "two")
-    page.get_by_label("Message", exact=True).fill("half a thou")
-    before = page.locator("#log").inner_text()
-    page.reload()
-    expect(answers(page)).to_have_text(["calculator: 6*7 = 42 it is", "You said: two"])
-    assert page.locator("#log").inner_text() == before
-    assert page.get_by_label("Message", exact=True).input_value() == "half a thou"
-    assert titles(page) == ["one"]
+    said = [(message["role"], message["content"]) for message in server.asked[2]["messages"]]
+    assert said == [("user", "toss"), ("assistant", "heads"), ("user", "and now")]
 
 
 def test_a_reload_in_the_middle_keeps_what_was_written(page: Page, server: ScriptedServer):
@@ -186,8 +168,11 @@ def test_conversations_are_listed_opened_renamed_and_deleted_and_deleting_is_und
     assert titles(page) == ["second question"]
     page.get_by_role("button", name="Undo").click()
     assert titles(page) == ["second question", "better name"]
+    page.get_by_label("Message", exact=True).fill("half a thou")
     page.reload()
+    assert page.get_by_label("Message", exact=True).input_value() == "half a thou"
     expect(questions(page)).to_have_text(["first question"])
+    expect(answers(page)).to_have_text(["You said: first question"])
     assert titles(page) == ["second question", "better name"]
 
 
@@ -205,44 +190,21 @@ def test_an_answer_continues_while_another_conversation_is_shown(
     expect(answers(page)).to_have_text("slow but sure")
 
 
-def test_calculator_calls_are_shown_as_they_happen(page: Page, server: ScriptedServer):
+def test_calls_are_shown_as_they_happen_and_the_marker_of_a_final_number_is_for_the_model(
+    page: Page, server: ScriptedServer
+):
     gate = threading.Event()
-    server.replies.append(
-        [
-            event(token="It is "),
-            event(tool_call="12*3"),
-            gate,
-            event(tool_result="36"),
-            *answer("."),
-        ]
-    )
+    steps = [event(token="It is "), event(tool_call="12*3"), gate, event(tool_result="36")]
+    server.replies.append([*steps, event(token="", marker="#### "), *answer("36 indeed")])
     send(page, "12 times 3")
     expect(page.locator(".call")).to_have_text("calculator: 12*3 = \u2026")
     gate.set()
-    expect(page.locator(".call")).to_have_text("calculator: 12*3 = 36")
-    expect(answers(page)).to_have_text("It is calculator: 12*3 = 36.")
-    ask(page, "thanks")
-    assert server.asked[1]["messages"][1]["content"] == "It is <<12*3=36>>."
-
-
-def test_a_final_number_is_a_line_of_its_own_and_its_marker_is_for_the_model(
-    page: Page, server: ScriptedServer
-):
-    server.replies.append(
-        [
-            event(token="Well: "),
-            event(tool_call="5+9"),
-            event(tool_result="14"),
-            event(token="", marker="#### "),
-            *answer("14 indeed"),
-        ]
-    )
-    shown = "Well: calculator: 5+9 = 14\n14 indeed"
-    expect(ask(page, "5 + 9")).to_have_text(shown, use_inner_text=True)
+    shown = "It is calculator: 12*3 = 36\n36 indeed"  # the number is a line of its own
+    expect(answers(page)).to_have_text(shown, use_inner_text=True)
     page.reload()
     expect(answers(page)).to_have_text(shown, use_inner_text=True)
     ask(page, "thanks")
-    assert server.asked[1]["messages"][1]["content"] == "Well: <<5+9=14>>#### 14 indeed"
+    assert server.asked[1]["messages"][1]["content"] == "It is <<12*3=36>>#### 36 indeed"
 
 
 def test_tokens_and_speed_are_shown_and_the_servers_numbers_win(page: Page, server: ScriptedServer):
@@ -297,3 +259,100 @@ def test_code_and_answers_can_be_copied(open_page, server: ScriptedServer):
     page.locator("article.assistant .foot").get_by_role("button", name="Copy").click()
     expect(page.get_by_role("status")).to_have_text("Copied.")
     assert page.evaluate("navigator.clipboard.readText()").startswith("Look:\n\n```python")
+
+
+# What an edit or a retry must not break.
+
+
+def test_retry_of_an_earlier_failure_keeps_the_conversation(
+    page: Page, server: ScriptedServer, complaints: Complaints
+):
+    complaints.expect(NOT_LOADED)
+    server.replies.append(refusal(503, "busy"))
+    send(page, "first")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    ask(page, "second")  # the question without an answer is shown and not sent again
+    expect(questions(page)).to_have_text(["first", "second"])
+    assert [m["content"] for m in server.asked[1]["messages"]] == ["second"]
+    assert titles(page) == ["first"]
+    page.get_by_role("button", name="Retry").click()
+    expect(answers(page).last).to_have_text("You said: first")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    assert titles(page) == ["first"]
+    page.reload()
+    assert titles(page) == ["first"]
+    expect(questions(page)).to_have_text(["first"])
+
+
+def test_regenerate_of_an_empty_answer_keeps_the_conversation(page: Page, server: ScriptedServer):
+    server.replies.append(answer(""))
+    send(page, "first")
+    expect(page.get_by_text("The model said nothing.")).to_be_visible()
+    ask(page, "second")
+    ask(page, "third")
+    page.locator("article.assistant").first.get_by_role("button", name="Regenerate").click()
+    expect(answers(page).last).to_have_text("You said: first")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    page.reload()
+    assert titles(page) == ["first"]
+
+
+def test_a_message_can_be_sent_while_another_is_edited(page: Page, server: ScriptedServer):
+    ask(page, "first")
+    page.get_by_role("button", name="Edit").click()
+    send(page, "next")
+    expect(answers(page)).to_have_text(["You said: first", "You said: next"])
+    assert [len(asked["messages"]) for asked in server.asked] == [1, 3]
+
+
+def test_an_edited_question_waits_for_the_answer_that_is_being_written(
+    page: Page, server: ScriptedServer
+):
+    ask(page, "first")
+    page.get_by_role("button", name="Edit").click()
+    more = threading.Event()
+    server.replies.append([event(token="one"), more, event(token=" end"), event(done=True)])
+    send(page, "next")
+    expect(answers(page).last).to_have_text("one")
+    page.get_by_label("Edit the message").fill("changed")
+    page.keyboard.press("Enter")
+    expect(page.locator("form.editor .meta")).to_contain_text("Escape stops it")
+    assert len(server.asked) == 2
+    page.keyboard.press("Escape")
+    expect(page.locator("#send")).to_be_visible()
+    more.set()
+    page.get_by_label("Edit the message").press("Enter")
+    expect(answers(page)).to_have_text(["You said: changed"])
+
+
+def test_a_call_without_a_result_does_not_wait_for_one(page: Page, server: ScriptedServer):
+    server.replies.append([event(tool_call="1/0"), event(token=" hm"), event(done=True)])
+    expect(ask(page, "go")).to_have_text("calculator: 1/0 hm")
+
+
+def test_a_question_of_another_tab_keeps_the_answer_that_was_taken_out_here(
+    page: Page, server: ScriptedServer, complaints: Complaints
+):
+    """One tab retries a failed answer, and the other, which has not seen it, asks below it."""
+    complaints.expect(NOT_LOADED)
+    server.replies.append(refusal(503, "busy"))
+    send(page, "first")
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+    before = page.evaluate("localStorage['nanochat.chat.' + location.hash.slice(1)]")
+    more = threading.Event()
+    server.replies.append([event(token="slow"), more, event(token=" end"), event(done=True)])
+    page.get_by_role("button", name="Retry").click()
+    expect(answers(page).last).to_have_text("slow")
+    page.evaluate(
+        """(before) => {
+          const tree = JSON.parse(before);
+          tree.messages.push({...tree.messages[0], id: "other", parent: tree.leaf, content: "x"});
+          localStorage["nanochat.chat." + location.hash.slice(1)] = JSON.stringify(tree);
+        }""",
+        before,
+    )
+    more.set()
+    expect(answers(page).last).to_have_text("slow end")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+    page.reload()
+    assert titles(page) == ["first"]

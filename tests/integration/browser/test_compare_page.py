@@ -1,25 +1,22 @@
 """The page of `nanochat compare --html`: several runs' curves and scores, opened from the disk."""
 
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page
 
 from flows.compare.score_table import Compared, page_of
 from flows.render.charts import Chart
 from flows.render.table import Cell
 from flows.stages import PRETRAIN
-from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
+from tests.support.browser.fixtures import PHONE, windows_of
 
 NAMES = ("main", "mine-20261121t150640z-0310", *(f"tiny-{i}" for i in range(6)))
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight runs, one of which never pretrained."""
+def compared(path: Path) -> Path:
+    """Write the page of eight runs, one of which never pretrained."""
     noise = random.Random(1)
     curves = [
         Chart(
@@ -42,27 +39,20 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = Compared(
         names=NAMES, changes=changes, scores=[row], others=[row], charts=curves, same=["shards"]
     )
-    path = tmp_path_factory.mktemp("compared") / "page.html"
     path.write_text(page_of(page), encoding="utf-8")
     return path
 
 
 def test_the_page_fits_its_window_and_each_run_has_a_line_of_its_own(
-    open_file: Callable[..., Page], compared: Path
+    open_at: Callable[..., Page], tmp_path: Path
 ):
-    page = open_file(compared)
-    for window, scheme in itertools.product((PHONE, DESKTOP), ("dark", "light")):
-        page.set_viewport_size(window)
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
-        assert page.evaluate(OVERFLOW) == []
+    page = open_at(compared(tmp_path / "page.html").as_uri())
+    for window in windows_of(page):
         # Differences are what a reader looks for: a phone shows them without scrolling sideways.
         edges = page.locator("td.better").evaluate_all(
             "all => all.map((e) => e.getBoundingClientRect().right)"
         )
         assert window != PHONE or max(edges) <= PHONE["width"]
-        paper, ink = page.evaluate(LIGHTNESS)
-        assert (paper > ink) is (scheme == "light")
     keys = page.locator(".key i").evaluate_all(
         "all => all.map((e) => getComputedStyle(e).borderTopColor + getComputedStyle(e)"
         ".borderTopStyle)"

@@ -17,14 +17,15 @@ WIDE = (
     "https://example.com/" + "p" * 300 + "\n\n1. " + "l" * 300 + "\n\n# " + "h" * 100
 )
 Opens = Callable[..., Page]
-# Every piece of text that is seen: its colour, the colours behind it, its size and weight.
+# Every piece of text that is seen: its colour and the one behind it, its size and weight.
 COLOURS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const rgba = (colour) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
+  const painted = (...colours) => {
+    for (const colour of ["white", ...colours]) {
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+    }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
   };
   const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
@@ -33,32 +34,25 @@ COLOURS = """() => {
     if (element.closest(".unseen, script, style, noscript, button:disabled, .skip")) continue;
     const behind = [];
     for (let e = element; e; e = e.parentElement)
-      behind.push(rgba(getComputedStyle(e).backgroundColor));
-    found.push({text: node.data.trim().slice(0, 40), colour: rgba(style.color), behind,
-                size: parseFloat(style.fontSize), weight: Number(style.fontWeight)});
+      behind.unshift(getComputedStyle(e).backgroundColor);
+    found.push({text: node.data.trim().slice(0, 40), ink: painted(...behind, style.color),
+                paper: painted(...behind), size: parseFloat(style.fontSize),
+                weight: Number(style.fontWeight)});
   }
   return found;
 }"""
 
 
-def luminance(colour: list[float]) -> float:
-    """Relative luminance of WCAG 2."""
-    parts = [c / 255 for c in colour[:3]]
+def luminance(colour: list[int]) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = [c / 255 for c in colour]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def over(top: list[float], below: list[float]) -> list[float]:
-    alpha = top[3] / 255
-    return [t * alpha + b * (1 - alpha) for t, b in zip(top[:3], below[:3], strict=True)] + [255]
-
-
 def contrast(text: dict[str, Any]) -> float:
-    """Contrast ratio of WCAG 2, 1 to 21."""
-    ground: list[float] = [255, 255, 255, 255]
-    for colour in reversed(text["behind"]):
-        ground = over(colour, ground)
-    low, high = sorted((luminance(over(text["colour"], ground)), luminance(ground)))
+    """Return the contrast ratio of WCAG 2, 1 to 21."""
+    low, high = sorted((luminance(text["ink"]), luminance(text["paper"])))
     return (high + 0.05) / (low + 0.05)
 
 

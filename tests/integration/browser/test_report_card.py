@@ -1,6 +1,5 @@
 """The report card, opened from the disk: wide and narrow, light and dark, and on paper."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 from playwright.sync_api import Page
 
 from flows.profiles import open_profile
-from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
+from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, windows_of
 from tests.support.flows.reported import make_inputs, run_report
 
 HOSTILE = "<script>alert(1)</script><img src='http://evil.example/x'> " + "wide" * 200
@@ -30,16 +29,10 @@ FOLDED = [
 ]
 
 
-def test_the_card_fits_its_window(open_file: Callable[..., Page], card: Path):
-    page = open_file(card)
-    for window, scheme in itertools.product((DESKTOP, PHONE), ("light", "dark")):
-        page.set_viewport_size(window)
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
-        assert page.evaluate(OVERFLOW) == []
+def test_the_card_fits_its_window(open_at: Callable[..., Page], card: Path):
+    page = open_at(card.as_uri())
+    for window in windows_of(page):
         assert page.evaluate(COLUMNS) == (2 if window == DESKTOP else 1)
-        paper, ink = page.evaluate(LIGHTNESS)
-        assert (paper > 200 and ink < 60) if scheme == "light" else (paper < 60 and ink > 200)
     # On paper it is dark on white, also for who reads it light on dark.
     page.emulate_media(color_scheme="dark", media="print")
     paper, ink = page.evaluate(LIGHTNESS)
@@ -50,8 +43,8 @@ def test_the_card_fits_its_window(open_file: Callable[..., Page], card: Path):
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_everything_of_the_run_can_be_seen(open_file: Callable[..., Page], card: Path):
-    page = open_file(card, viewport=DESKTOP)
+def test_everything_of_the_run_can_be_seen(open_at: Callable[..., Page], card: Path):
+    page = open_at(card.as_uri())
     assert page.locator("summary").all_inner_texts() == FOLDED
     stages = page.locator("details", has_text="Stages").last
     assert not stages.locator("table").is_visible()

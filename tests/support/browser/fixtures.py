@@ -6,13 +6,12 @@ security policy, a request to anywhere else.
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import (
     Browser,
-    BrowserContext,
     ConsoleMessage,
     Page,
     Request,
@@ -34,10 +33,6 @@ class Complaints:
     def __init__(self) -> None:
         self.heard: list[str] = []
         self._expected: list[str] = []
-
-    def hear(self, text: str) -> None:
-        """One more."""
-        self.heard.append(text)
 
     def expect(self, *parts: str) -> None:
         """Those with one of these parts are no mistake."""
@@ -65,7 +60,7 @@ FRESH = """if (location.hash === "#fresh") {
 
 # What reaches out of the window, or out of its own cell; what is in a box that scrolls may. (Of a
 # drawing the whole and its words: its groups count invisible joints of lines.)
-OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
+_OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
   !(e instanceof SVGElement && !e.matches("svg, text")) &&
   (e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".wide") ||
    e.matches("th, td, pre, p, h1, dd") && e.scrollWidth > e.clientWidth + 1))
@@ -73,6 +68,18 @@ OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
 # Which way up a page is: how light its paper is, and its ink.
 LIGHTNESS = """["backgroundColor", "color"].map((name) => getComputedStyle(document.body)[name]
   .match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 3)"""
+
+
+def windows_of(page: Page) -> Iterator[dict[str, int]]:
+    """Show a page in each window, light and dark; assert that it fits and is in those colours."""
+    for window, scheme in itertools.product((PHONE, DESKTOP), ("dark", "light")):
+        page.set_viewport_size(window)  # pyright: ignore[reportArgumentType]
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
+        assert page.evaluate(_OVERFLOW) == []
+        paper, ink = page.evaluate(LIGHTNESS)
+        assert (paper > 200 and ink < 60) if scheme == "light" else (paper < 60 and ink > 200)
+        yield window
 
 
 class Chromium:
@@ -170,31 +177,39 @@ def complaints() -> Complaints:
 
 
 @pytest.fixture
-def open_page(
-    browser: Browser, server: ScriptedServer, complaints: Complaints
-) -> Iterator[Callable[..., Page]]:
-    """Opens the page in a context of its own: `open_page(viewport=..., color_scheme=...)`.
+def open_at(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Opens an address in a context of its own: `open_at(url, viewport=..., color_scheme=...)`.
 
     A context costs as much as a few tests: `page` does for a test that needs no other options.
     """
-    contexts: list[BrowserContext] = []
+    with contextlib.ExitStack() as contexts:
+
+        def open_it(url: str, **options: object) -> Page:
+            context = browser.new_context(**{"viewport": DESKTOP, **options})
+            contexts.callback(context.close)
+            context.set_default_timeout(PATIENCE)
+            context.add_init_script(WATCH)
+            page = context.new_page()
+            watch(page, url, complaints)
+            page.goto(url)
+            page.wait_for_load_state("networkidle")
+            return page
+
+        yield open_it
+    assert complaints.unexpected == []
+
+
+@pytest.fixture
+def open_page(open_at: Callable[..., Page], server: ScriptedServer) -> Callable[..., Page]:
+    """Opens the chat page: `open_page(viewport=..., color_scheme=...)`."""
 
     def open_it(**options: object) -> Page:
-        context = browser.new_context(**{"viewport": DESKTOP, **options})
-        contexts.append(context)
-        context.set_default_timeout(PATIENCE)
-        context.add_init_script(WATCH)
-        page = context.new_page()
-        watch(page, server.url, complaints)
-        page.goto(server.url)
+        page = open_at(server.url, **options)
         # What it sends depends on what the server said of itself; a person is slower than that.
         expect(page.locator("#model")).to_have_text(STATS["model"])
         return page
 
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert complaints.unexpected == []
+    return open_it
 
 
 def watch(page: Page, url: str, complaints: Complaints) -> dict[str, Callable[..., None]]:
@@ -202,14 +217,14 @@ def watch(page: Page, url: str, complaints: Complaints) -> dict[str, Callable[..
 
     def hear_console(message: ConsoleMessage) -> None:
         if message.type == "error":
-            complaints.hear(message.text)
+            complaints.heard.append(message.text)
 
     def hear_request(request: Request) -> None:
         if not request.url.startswith((url, "data:")):
-            complaints.hear(f"asked for {request.url}")
+            complaints.heard.append(f"asked for {request.url}")
 
     listeners: dict[str, Callable[..., None]] = {
-        "pageerror": lambda error: complaints.hear(f"exception: {error}"),
+        "pageerror": lambda error: complaints.heard.append(f"exception: {error}"),
         "console": hear_console,
         "request": hear_request,
     }
@@ -225,24 +240,3 @@ def page(chromium: Chromium, server: ScriptedServer, complaints: Complaints) -> 
         # What it sends depends on what the server said of itself; a person is slower than that.
         expect(page.locator("#model")).to_have_text(STATS["model"])
         yield page
-
-
-@pytest.fixture
-def open_file(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
-    """Opens a page from the disk: `open_file(path, viewport=..., color_scheme=...)`."""
-    contexts: list[BrowserContext] = []
-
-    def open_it(path: Path, **options: object) -> Page:
-        context = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
-        contexts.append(context)
-        context.add_init_script(WATCH)
-        page = context.new_page()
-        watch(page, path.as_uri(), complaints)
-        page.goto(path.as_uri())
-        page.wait_for_load_state("networkidle")
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert complaints.unexpected == []

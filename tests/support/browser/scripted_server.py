@@ -5,9 +5,14 @@ import json
 import socket
 import threading
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from nanochat_core.server.page.page import page_csp, page_html
 
@@ -52,64 +57,47 @@ class ScriptedServer:
         self.stats: dict[str, Any] | None = STATS
         self.url = ""
 
-    async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        """The ASGI application."""
-        assert scope["type"] == "http"
-        path = scope["path"]
-        if path == "/":
-            headers = {"content-type": "text/html", "content-security-policy": page_csp()}
-            await _respond(send, 200, page_html().encode(), headers)
-        elif path == "/stats" and self.stats is not None:
-            await _respond(send, 200, json.dumps(self.stats).encode(), {})
-        elif path == "/chat/completions":
-            await self._chat(scope, receive, send)
-        else:
-            await _respond(send, 404, b"{}", {})
+    async def show_page(self, request: Request) -> Response:
+        return HTMLResponse(page_html(), headers={"content-security-policy": page_csp()})
 
-    async def _chat(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message.get("more_body", False)
-        self.asked.append(json.loads(body))
+    async def show_stats(self, request: Request) -> Response:
+        return JSONResponse(self.stats, 404 if self.stats is None else 200)
+
+    async def chat(self, request: Request) -> Response:
+        self.asked.append(await request.json())
         question = self.asked[-1]["messages"][-1]["content"]
         reply = self.replies.popleft() if self.replies else answer(f"You said: {question}")
         if isinstance(reply, dict):
-            await _respond(
-                send, reply["status"], json.dumps(reply["body"]).encode(), reply["headers"]
-            )
-            return
-        watch = asyncio.create_task(self._watch(receive))
+            return JSONResponse(reply["body"], reply["status"], reply["headers"])
+        return StreamingResponse(self._stream(reply), media_type="text/event-stream")
+
+    async def _stream(self, reply: list[Step]) -> AsyncIterator[bytes]:
         try:
-            await self._stream(reply, send)
-        finally:
-            watch.cancel()
-
-    async def _stream(self, reply: list[Step], send: Any) -> None:
-        await _start(send, 200, {"content-type": "text/event-stream"})
-        for step in reply:
-            if isinstance(step, bytes):
-                await send({"type": "http.response.body", "body": step, "more_body": True})
-            elif isinstance(step, float):
-                await asyncio.sleep(step)
-            elif isinstance(step, threading.Event):
-                while not step.is_set() and not self.left.is_set():
-                    await asyncio.sleep(0.005)
-            else:
-                raise ConnectionResetError  # uvicorn drops the connection
-        await send({"type": "http.response.body", "body": b""})
-
-    async def _watch(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.left.set()
+            for step in reply:
+                if isinstance(step, bytes):
+                    yield step
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
+                elif isinstance(step, threading.Event):
+                    while not step.is_set():
+                        await asyncio.sleep(0.005)
+                else:
+                    raise ConnectionResetError  # uvicorn drops the connection
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
 
 
 class RunningServer:
     """Serves `server` on a free port, in a thread, until closed."""
 
     def __init__(self, server: ScriptedServer) -> None:
-        config = uvicorn.Config(server.app, interface="asgi3", log_level="critical", lifespan="off")
+        routes = [
+            Route("/", server.show_page),
+            Route("/stats", server.show_stats),
+            Route("/chat/completions", server.chat, methods=["POST"]),
+        ]
+        config = uvicorn.Config(Starlette(routes=routes), log_level="critical", lifespan="off")
         self._uvicorn = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))
         server.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -123,13 +111,3 @@ class RunningServer:
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join()
         self._listener.close()
-
-
-async def _start(send: Any, status: int, headers: dict[str, str]) -> None:
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-
-
-async def _respond(send: Any, status: int, body: bytes, headers: dict[str, str]) -> None:
-    await _start(send, status, headers)
-    await send({"type": "http.response.body", "body": body})
