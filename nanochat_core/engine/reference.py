@@ -49,8 +49,7 @@ def generate_naive(
     while not answer.is_over:
         sequence = torch.tensor([[*tokens, *answer.ids]], device=device)
         logits = model(sequence)[:, -1]
-        seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, sequence, True)
         position = torch.tensor([sequence.size(1)], device=device)
         # Sampled even if a tool's result forces the next token: `take` then ignores it.
-        answer.take(int(sample(logits, key, position, params, seen)))
+        answer.take(int(sample(logits, key, position, params)))
     return answer.completion()

@@ -15,7 +15,6 @@ ENGINE_FAILED = "the engine failed"
 MAX_LOG_PROBS = 20  # alternatives returned with a token
 MAX_SAMPLES = 4096  # of a request
 MAX_TEMPERATURE = 1000.0
-MAX_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,6 @@ class SamplingParams:
     temperature: float = 1.0  # 0: always the likeliest token, whatever the rest says
     top_k: int | None = None  # the k likeliest compete; None, 0 and below: all
     top_p: float = 1.0  # the fewest likeliest tokens of this probability together compete
-    min_p: float = 0.0  # tokens below this share of the likeliest one's probability are out
-    repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and answer
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,6 @@ def check_request(request: Request, *, most_log_probs: int) -> None:
     for name, value, least, most in (
         ("temperature", params.temperature, 0.0, MAX_TEMPERATURE),
         ("top_p", params.top_p, 0.0, 1.0),
-        ("min_p", params.min_p, 0.0, 1.0),
-        ("repetition_penalty", params.repetition_penalty, 1 / MAX_PENALTY, MAX_PENALTY),
         ("num_samples", request.num_samples, 0, MAX_SAMPLES),
         ("num_log_probs", 0 if alternatives is None else alternatives, 0, most_log_probs),
         ("seed", request.seed, -(2**63), 2**63 - 1),

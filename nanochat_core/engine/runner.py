@@ -111,7 +111,7 @@ class Runner:
         # (num_slots,) each. int32, as the compiled kernels read them.
         self.length, self.token, self.prev_token = np.zeros((3, self.num_slots), np.int32)
         self.stopped = np.ones(self.num_slots, np.int32)
-        self.sampler = SlotSampler(self.num_slots, vocab_size, device)
+        self.sampler = SlotSampler(self.num_slots, device)
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first` and on of the slot's page table. Entries not set are scratch."""
@@ -128,15 +128,10 @@ class Runner:
     def start(
         self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
-        """Assign the slot to a new sequence with these sampling parameters; key: see `row_key`. No
-        token counts as seen for its repetition penalty yet, and the slot is stopped until
-        `sample_first`."""
+        """Assign the slot to a new sequence with these sampling parameters; key: see `row_key`. The
+        slot is stopped until `sample_first`."""
         self.stopped[slot] = 1
         self.sampler.start(slot, params, key=key, num_log_probs=num_log_probs)
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """Count tokens as seen for the slot's repetition penalty: a prompt, forced tokens."""
-        self.sampler.remember(slot, tokens)
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         """Read chunks of any lengths in one pass and set the slots' length and prev_token. Returns
@@ -214,7 +209,7 @@ class Runner:
         positions: Sequence[int],
         softcap: float | None = None,
     ) -> tuple[list[int], list[LogProbs | None]]:
-        """Sample the token for each slot's position from its row of logits (n, V), and count it as
-        seen. Returns the tokens and, if a slot wants any, their log-probabilities."""
+        """Sample the token for each slot's position from its row of logits (n, V). Returns the
+        tokens and, if a slot wants any, their log-probabilities."""
         tokens = self.sampler.sample(slots, logits, positions, softcap)
         return tokens, self.sampler.log_probs(slots, logits, tokens, softcap)

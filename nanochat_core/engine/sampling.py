@@ -7,12 +7,10 @@ A token is sampled in this order:
 
 1. temperature 0: the likeliest token of the logits as they are (the lowest id of equals), and
    nothing of what follows;
-2. repetition_penalty divides the positive logits of seen tokens and multiplies the others;
-3. temperature divides the logits;
-4. top_k: the k likeliest compete; None, 0 and below: all;
-5. top_p: of these, the fewest likeliest that together have this share of their probability;
-6. min_p: those whose probability is below this share of the likeliest one's are out;
-7. the row's number picks one in proportion to what is left, which stands in the order of ids, or,
+2. temperature divides the logits;
+3. top_k: the k likeliest compete; None, 0 and below: all;
+4. top_p: of these, the fewest likeliest that together have this share of their probability;
+5. the row's number picks one in proportion to what is left, which stands in the order of ids, or,
    where there is a top_k or a top_p, of probability.
 
 Shapes: B rows, V vocabulary, K candidates.
@@ -55,27 +53,20 @@ def sample(
     keys: Tensor,
     positions: Tensor,
     params: SamplingParams,
-    seen: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
     """Sample the next token of every row, with the same parameters for all.
 
-    logits (B, V) fp32; returns (B,) int64 ids. `seen` (B, V) bool: the tokens that the repetition
-    penalty applies to. keys, positions (B,) int64. softcap: one that the logits have yet to go
-    through; None: there is none left.
+    logits (B, V) fp32; returns (B,) int64 ids. keys, positions (B,) int64. softcap: one that the
+    logits have yet to go through; None: there is none left.
     """
     if params.temperature == 0.0:  # whatever the softcap: it does not change which is the largest
         return _finite(logits).argmax(dim=-1)
-    top_k, top_p, penalty = candidates_of(params, logits.size(-1)), params.top_p, None
-    if seen is not None and params.repetition_penalty != 1.0:
-        penalty = params.repetition_penalty
+    top_k, top_p = candidates_of(params, logits.size(-1)), params.top_p
     is_ranked = top_k < logits.size(-1)
-    # The softcap is monotonic, so only the k likeliest need it. A penalty works on capped logits
-    # and may change their order: then there is no short cut.
-    if softcap is not None and (penalty is not None or not is_ranked):
+    # The softcap is monotonic, so only the k likeliest need it.
+    if softcap is not None and not is_ranked:
         logits, softcap = cap(logits, softcap), None
-    if seen is not None and penalty is not None:
-        logits = _penalised(logits, seen, penalty)
     candidates = None
     if is_ranked:
         # Of numbers alone: to topk NaN is the largest.
@@ -88,12 +79,10 @@ def sample(
         logits = cap(logits, softcap)
     logits = _finite(logits)
     top = logits.amax(dim=-1, keepdim=True)
-    # (B, K). Not normalised: the likeliest token's weight is 1, which makes min_p a plain bound.
+    # (B, K). Not normalised: the likeliest token's weight is 1.
     weights = ((logits - top) / max(params.temperature, TINY)).exp_()
     if top_p < 1.0:
         weights = torch.where(_leading(weights, max(top_p, TINY)), weights, 0.0)
-    if params.min_p > 0.0:
-        weights = torch.where(weights >= params.min_p, weights, 0.0)
     choice = _choose(weights, uniforms(keys, positions))
     return choice if candidates is None else candidates.gather(-1, choice[:, None])[:, 0]
 
@@ -103,7 +92,6 @@ def sample_each(
     keys: Tensor,
     positions: Tensor,
     all_params: Sequence[SamplingParams],
-    seen: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
     """Sample as `sample` does, with `SamplingParams` for each row; equal ones share one call."""
@@ -112,12 +100,11 @@ def sample_each(
         # All of temperature 0 are one group: their other settings change nothing.
         rows_of.setdefault(params if params.temperature else GREEDY, []).append(row)
     if len(rows_of) == 1:
-        return sample(logits, keys, positions, next(iter(rows_of)), seen, softcap)
+        return sample(logits, keys, positions, next(iter(rows_of)), softcap)
     tokens = torch.empty_like(positions)
     for params, numbers in rows_of.items():
         at = torch.tensor(numbers, device=logits.device)
-        marked = None if seen is None else seen[at]
-        tokens[at] = sample(logits[at], keys[at], positions[at], params, marked, softcap)
+        tokens[at] = sample(logits[at], keys[at], positions[at], params, softcap)
     return tokens
 
 
@@ -132,8 +119,6 @@ class SamplingRows(NamedTuple):
     temperature: Tensor  # (B,) fp32
     top_k: Tensor  # (B,) int64; V where all compete
     top_p: Tensor  # (B,) fp32
-    min_p: Tensor  # (B,) fp32
-    repetition_penalty: Tensor  # (B,) fp32
 
     @classmethod
     def of(
@@ -148,15 +133,9 @@ class SamplingRows(NamedTuple):
         return SamplingRows(*(column[rows] for column in self))
 
 
-def row_of(params: SamplingParams, vocab_size: int) -> tuple[float, int, float, float, float]:
+def row_of(params: SamplingParams, vocab_size: int) -> tuple[float, int, float]:
     """Return the values of a row of `SamplingRows`."""
-    return (
-        float(params.temperature),
-        candidates_of(params, vocab_size),
-        float(params.top_p),
-        float(params.min_p),
-        float(params.repetition_penalty),
-    )
+    return float(params.temperature), candidates_of(params, vocab_size), float(params.top_p)
 
 
 def candidates_of(params: SamplingParams, vocab_size: int) -> int:
@@ -172,7 +151,6 @@ def sample_rows(
     params: SamplingRows,
     *,
     num_candidates: int,
-    seen: Tensor | None = None,
 ) -> Tensor:
     """Sample as `sample` does, with every setting a tensor of rows.
 
@@ -184,13 +162,11 @@ def sample_rows(
     # vocabulary, over ranked candidates), and each row selects one.
     vocab = logits.size(-1)
     greedy = _finite(logits).argmax(dim=-1)
-    if seen is not None:
-        logits = _penalised(logits, seen, params.repetition_penalty[:, None])
     logits, numbers = _finite(logits), uniforms(keys, positions)
     temperature = params.temperature.clamp(min=TINY)[:, None]
-    min_p, top_p = params.min_p[:, None], params.top_p.clamp(min=TINY)[:, None]
+    top_p = params.top_p.clamp(min=TINY)[:, None]
     weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
-    whole = _choose(torch.where(weights >= min_p, weights, 0.0), numbers)
+    whole = _choose(weights, numbers)
     if num_candidates < vocab:
         values, candidates = torch.topk(logits, num_candidates, dim=-1)
     else:
@@ -199,7 +175,6 @@ def sample_rows(
     weights = ((values - values[:, :1]) / temperature).exp_()
     weights = torch.where(ranks < params.top_k[:, None], weights, 0.0)
     weights = torch.where(_leading(weights, top_p) | (top_p >= 1.0), weights, 0.0)
-    weights = torch.where(weights >= min_p, weights, 0.0)
     ranked = candidates.gather(-1, _choose(weights, numbers)[:, None])[:, 0]
     is_ranked = (params.top_k < vocab) | (params.top_p < 1.0)
     return torch.where(params.temperature > 0.0, torch.where(is_ranked, ranked, whole), greedy)
@@ -229,13 +204,11 @@ def read_log_probs(
 class SlotSampler:
     """The sampling parameters of a runner's slots, and sampling with them."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         """Set defaults for all slots."""
         self.params = [SamplingParams()] * num_slots
         self.keys = [0] * num_slots
         self.num_log_probs: list[int | None] = [None] * num_slots
-        self.seen: Tensor | None = None  # (num_slots, V) bool; made for the first penalty
-        self._shape = (num_slots, vocab_size)
         self._device = device
 
     def start(
@@ -244,15 +217,6 @@ class SlotSampler:
         """Set a slot's parameters, see `Runner.start`. key: see `row_key`."""
         self.params[slot], self.keys[slot] = params, key
         self.num_log_probs[slot] = num_log_probs
-        if params.repetition_penalty != 1.0:
-            if self.seen is None:
-                self.seen = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
-            self.seen[slot] = False
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """Count tokens as seen, see `Runner.remember`."""
-        if self.seen is not None and self.params[slot].repetition_penalty != 1.0:
-            self.seen[slot, self._tensor(tokens)] = True
 
     def sample(
         self,
@@ -261,18 +225,10 @@ class SlotSampler:
         positions: Sequence[int],
         softcap: float | None = None,
     ) -> list[int]:
-        """Sample a token for each slot from its row of logits (n, V), and count it as seen.
-
-        softcap: see `sample`.
-        """
-        all_params, seen = [self.params[slot] for slot in slots], None
-        if self.seen is not None and any(p.repetition_penalty != 1.0 for p in all_params):
-            seen = self.seen[self._tensor(slots)]
+        """Sample a token for each slot from its row of logits (n, V); softcap: see `sample`."""
+        all_params = [self.params[slot] for slot in slots]
         keys = self._tensor([self.keys[slot] for slot in slots])
-        tokens = sample_each(logits, keys, self._tensor(positions), all_params, seen, softcap)
-        if self.seen is not None and seen is not None:
-            self.seen[self._tensor(slots), tokens] = True
-        return tokens.tolist()
+        return sample_each(logits, keys, self._tensor(positions), all_params, softcap).tolist()
 
     def log_probs(
         self,
@@ -298,12 +254,6 @@ class SlotSampler:
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _penalised(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
-    """Make seen tokens less likely (Keskar et al. 2019): divide positive logits by the penalty,
-    multiply others."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def _leading(weights: Tensor, top_p: float | Tensor) -> Tensor:

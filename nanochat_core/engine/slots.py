@@ -5,7 +5,7 @@ that). It loses it by `end`, or by `preempt` to free pages for an older one: the
 is prefilled again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from nanochat_core.engine.kv_cache.pages import Pages, Tables, most_pages
@@ -192,13 +192,7 @@ class Slots:
         # Until now it shared the prompt's list with the request's other samples.
         if seq.is_fresh:
             seq.tokens = list(seq.tokens)
-        self.remember(slot, seq, seq.tokens)
         return slot
-
-    def remember(self, slot: int, seq: TokenSequence, tokens: Sequence[int]) -> None:
-        """Count tokens that were not sampled for the repetition penalty."""
-        if seq.handle.request.params.repetition_penalty != 1.0:
-            self.runner.remember(slot, tokens)
 
     def name(self, seq: TokenSequence, read: int) -> None:
         """Add the full pages of the first `read` tokens to the prefix cache."""

@@ -288,7 +288,6 @@ class StepRunner:
             answer.take(-1)
             forced.append(answer.last)
         seq.tokens += forced
-        self.slots.remember(seq.slot, seq, forced)
         for token in forced:
             emit(
                 seq.handle,

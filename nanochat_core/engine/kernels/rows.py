@@ -121,20 +121,19 @@ def _load_logits(logits_ptr, i, V: tl.constexpr):
 
 
 @triton.jit
-def _weights(z, top, temperature, min_p):
-    """Return exp((z - top) / temperature) as integers of 2^-31, 0 where it is below min_p."""
-    weight = tl.exp((z - top) / tl.maximum(temperature, TINY))
-    return tl.where(weight >= min_p, (weight * WEIGHT_UNIT).to(tl.int64), 0)
+def _weights(z, top, temperature):
+    """Return exp((z - top) / temperature) as integers of 2^-31."""
+    return (tl.exp((z - top) / tl.maximum(temperature, TINY)) * WEIGHT_UNIT).to(tl.int64)
 
 
 @triton.jit
-def _sample_all(logits_ptr, temperature, min_p, number, V: tl.constexpr, VP: tl.constexpr):
+def _sample_all(logits_ptr, temperature, number, V: tl.constexpr, VP: tl.constexpr):
     """Return the token that `number` picks of the whole vocabulary, in the order of ids."""
     top = tl.max(_load_logits(logits_ptr, tl.arange(0, VP), V), axis=0)
     total = tl.full((), 0, tl.int64)
     for start in range(0, V, TILE):
         i = start + tl.arange(0, TILE)
-        weight = _weights(_load_logits(logits_ptr, i, V), top, temperature, min_p)
+        weight = _weights(_load_logits(logits_ptr, i, V), top, temperature)
         total += tl.sum(tl.where(i < V, weight, 0), axis=0)
     threshold = _threshold(number, total)
     # The token is the number of sums up to each weight that do not exceed the threshold.
@@ -142,7 +141,7 @@ def _sample_all(logits_ptr, temperature, min_p, number, V: tl.constexpr, VP: tl.
     before = tl.full((), 0, tl.int64)
     for start in range(0, V, TILE):
         i = start + tl.arange(0, TILE)
-        weight = _weights(_load_logits(logits_ptr, i, V), top, temperature, min_p)
+        weight = _weights(_load_logits(logits_ptr, i, V), top, temperature)
         weight = tl.where(i < V, weight, 0)
         passed = (before + tl.cumsum(weight, axis=0) <= threshold) & (i < V)
         token += tl.sum(passed.to(tl.int32), axis=0)
@@ -163,7 +162,6 @@ def _sample_ranked(
     temperature,
     top_k,
     top_p,
-    min_p,
     number,
     V: tl.constexpr,
     VP: tl.constexpr,
@@ -217,13 +215,12 @@ def _sample_ranked(
     competes = (rank < top_k) & (rank < placed)
     top = tl.max(tl.where(competes, z, LEAST), axis=0)
     z = tl.where(competes, z, LEAST)
-    weight = tl.where(competes, _weights(z, top, temperature, 0.0), 0)
+    weight = tl.where(competes, _weights(z, top, temperature), 0)
     if top_p < 1.0:
         # The weight with which the sum crosses the share is still needed.
         before = (tl.cumsum(weight, axis=0) - weight).to(tl.float32)
         needed = tl.maximum(top_p, TINY) * tl.sum(weight, axis=0).to(tl.float32)
         weight = tl.where(before < needed, weight, 0)
-    weight = tl.where(_weights(z, top, temperature, min_p) > 0, weight, 0)
     threshold = _threshold(number, tl.sum(weight, axis=0))
     choice = tl.sum((tl.cumsum(weight, axis=0) <= threshold).to(tl.int32), axis=0)
     return tl.sum(tl.where(rank == tl.minimum(choice, KP - 1), ids, 0), axis=0)
@@ -243,7 +240,6 @@ def sample(
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
-    min_p_ptr,
     stops_ptr,
     scratch_ptr,
     out_ptr,
@@ -272,16 +268,15 @@ def sample(
         temperature = tl.load(temperature_ptr + slot)
         top_k = tl.load(top_k_ptr + slot)
         top_p = tl.load(top_p_ptr + slot)
-        min_p = tl.load(min_p_ptr + slot)
         number = _uniform(tl.load(key_ptr + slot), length + 1)
         if temperature <= 0.0:  # the lowest id of equals
             chosen = tl.argmax(_load_logits(logits, tl.arange(0, VP), V), axis=0)
         elif (top_k < V) | (top_p < 1.0):
             chosen = _sample_ranked(
-                logits, scratch_ptr + b * KP, temperature, top_k, top_p, min_p, number, V, VP, KP
+                logits, scratch_ptr + b * KP, temperature, top_k, top_p, number, V, VP, KP
             )
         else:
-            chosen = _sample_all(logits, temperature, min_p, number, V, VP)
+            chosen = _sample_all(logits, temperature, number, V, VP)
         new = chosen.to(tl.int64)
         # All threads have read the slot before one of them writes it.
         tl.debug_barrier()

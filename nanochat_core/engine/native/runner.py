@@ -191,8 +191,7 @@ class NativeRunner(Runner):
         # At least TINY: a smaller number is 0 in fp32, and 0 means the likeliest token.
         temperature = max(params.temperature, TINY) if params.temperature else 0.0
         self._rules[slot] = (temperature, top_k, key)
-        is_plain = (params.top_p, params.min_p, params.repetition_penalty) == (1.0, 0.0, 1.0)
-        self._is_special[slot] = params.temperature != 0.0 and not is_plain
+        self._is_special[slot] = params.temperature != 0.0 and params.top_p != 1.0
         self._wants_log_probs[slot] = num_log_probs is not None
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:

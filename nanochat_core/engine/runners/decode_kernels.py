@@ -150,7 +150,7 @@ class DecodeKernels:
         args = (
             *(slots, self.position, logits),
             *(state.token, state.prev_token, state.length, state.limit, state.key, state.stopped),
-            *state.params[:4],  # without the repetition penalty
+            *state.params,
             *(self.stops, self.scratch, tokens),
         )
         return self._launch(

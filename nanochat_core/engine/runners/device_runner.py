@@ -66,7 +66,6 @@ class DeviceRunner(TorchRunner):
         of prefill captured here. kernels: steps are Triton kernels."""
         super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens, plain=kernels)
         self.state = State(self.num_slots, self.vocab_size, self.device)
-        self.sampler.seen = self.state.seen
         self._stops = self._tensor(sorted(self.stop_tokens) or [-2])
         shape = (self.num_slots + 1, self.pools[0].table.shape[1])
         self.tables = [
@@ -279,7 +278,6 @@ class DeviceRunner(TorchRunner):
             length + 1,
             state.params.take(rows),
             num_candidates=vocab if kind.all_candidates else min(MAX_CANDIDATES, vocab),
-            seen=state.seen[rows] if kind.all_candidates else None,
         )
         state.prev_token[rows] = torch.where(continues, token, prev_token)
         state.token[rows] = torch.where(continues, new, token)
@@ -287,8 +285,6 @@ class DeviceRunner(TorchRunner):
         # The new token is at position length + 1: with it prompt and answer hold length + 2.
         ends = (new[:, None] == self._stops).any(dim=-1) | (length + 2 >= state.limit[rows])
         state.stopped[rows] = ~continues | ends
-        if kind.all_candidates:
-            state.seen[rows, new] |= continues
         # Empty tensors and not None: all kinds of steps then have outputs of one form.
         nothing = logits[:0, 0]
         chosen, ids, values = (
@@ -330,7 +326,7 @@ class DeviceRunner(TorchRunner):
         # MAX_CANDIDATES.
         kept = candidates_of(params, self.vocab_size)
         ranked = kept < self.vocab_size or params.top_p < 1.0
-        return params.repetition_penalty != 1.0 or (ranked and kept > MAX_CANDIDATES)
+        return ranked and kept > MAX_CANDIDATES
 
     def _send(self, values: Sequence[int]) -> Tensor:
         """Copy to the device; with graphs without waiting for it."""

@@ -20,7 +20,7 @@ class Kind:
 
     num_rows: int
     num_pages: int  # the longest row's; 0 if attention does not need it
-    all_candidates: bool  # samples from more than MAX_CANDIDATES, or with a repetition penalty
+    all_candidates: bool  # samples from more than MAX_CANDIDATES
     wants_log_probs: bool
 
 
@@ -42,7 +42,6 @@ class State:
         self.length, self.prev_token, self.token, self.limit, self.key = integers
         self.stopped = torch.ones(count, dtype=torch.bool, device=device)
         self.params = SamplingRows.of([GREEDY] * count, vocab_size=vocab_size, device=device)
-        self.seen = torch.zeros((count, vocab_size), dtype=torch.bool, device=device)
 
 
 def read_output(steps: Sequence[StepOutput], wants: Sequence[int | None]) -> DecodeOutput:

@@ -32,8 +32,7 @@ SHAPES = {"head": (True, (20, 20, 96), 2), "january_windows_gqa": (False, (12, 1
 ALL_PARAMS = (
     *(SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.7)),
     SamplingParams(top_k=7, temperature=0.8),
-    SamplingParams(min_p=0.05, temperature=1.4),
-    SamplingParams(repetition_penalty=1.6, top_k=40, top_p=0.95),
+    SamplingParams(top_k=40, top_p=0.95, temperature=1.4),
 )
 
 

@@ -103,8 +103,8 @@ PROMPTS = [make_tokens(count, seed) for seed, count in enumerate((23, 40, 5, 1, 
 GREEDY = SamplingParams(temperature=0.0)
 DRAW = SamplingParams(temperature=0.9, top_k=20)
 ALL_PARAMS = [
-    *(GREEDY, SamplingParams(), DRAW, SamplingParams(min_p=0.05)),
-    SamplingParams(temperature=1.3, top_p=0.8, repetition_penalty=1.5),
+    *(GREEDY, SamplingParams(), DRAW, SamplingParams(top_k=30, top_p=0.7)),
+    SamplingParams(temperature=1.3, top_p=0.8),
 ]
 every = pytest.mark.parametrize("kind", [*KINDS, BF16])
 pytestmark = pytest.mark.torch
@@ -118,7 +118,6 @@ def begin(runner, slot, params, **settings):
     """Read the slot's prompt and sample its first token."""
     prompt = PROMPTS[slot]
     runner.start(slot, params, key=row_key(7, slot), **{"num_log_probs": None, **settings})
-    runner.remember(slot, prompt)
     logits = read(runner, slot, prompt)
     return runner.sample_first([slot], logits, [len(prompt)], [prompt[-1]])
 
@@ -228,12 +227,11 @@ def test_tokens_are_sampled_from_their_own_logits_in_any_company(kind, params):
         for slot, row in zip(slots, decode(runner, slots, 4), strict=True):
             found[slot] += row
     for slot, prompt in enumerate(PROMPTS):
-        text, seen = [*prompt, *found[slot]], torch.zeros(1, VOCAB, dtype=torch.bool)
+        text = [*prompt, *found[slot]]
         logits = read(checker, slot, text[:-1], *range(len(prompt), len(text) - 1))
         key = torch.tensor([row_key(7, slot)])
         for at, row in zip(range(len(prompt), len(text)), logits, strict=True):
-            seen[0, text[:at]] = True
-            assert text[at] == sample(row[None], key, torch.tensor([at]), chosen[slot], seen)
+            assert text[at] == sample(row[None], key, torch.tensor([at]), chosen[slot])
 
 
 @sampling()
@@ -283,14 +281,7 @@ def test_a_released_slot_is_stopped_and_a_started_one_until_its_first_token(kind
     begin(runner, 0, params)
     runner.start(0, DRAW, key=row_key(1, 1), num_log_probs=None)
     assert decode(runner, [0], 1) == [[-1]]
-    # The next request has seen nothing of the one before, and its own prompt again.
     assert answer(runner, 0, params, 5) == first
-    runner.start(0, params, key=row_key(7, 0), num_log_probs=None)
-    runner.remember(0, [5])
-    runner.remember(0, [])  # a call without a result forces no token
-    logits = torch.ones((1, VOCAB))
-    logits[0, 5], logits[0, first[0]], logits[0, 11] = 30.0, 29.0, 7.0
-    assert runner.sample_first([0], logits, [1], [5]).tokens == [[5 if first[0] == 5 else first[0]]]
 
 
 @sampling()

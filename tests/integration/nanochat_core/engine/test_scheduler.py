@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from nanochat_core.engine.kv_cache.pages import Pages, first_seen
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys, find_prefix
-from nanochat_core.engine.requests import EndEvent, Request, SamplingParams
+from nanochat_core.engine.requests import EndEvent, Request
 from nanochat_core.engine.runner import PageGroup
 from nanochat_core.engine.sequences import RequestHandle
 from tests.support.nanochat_core.engine.scheduler_case import CONTEXT, Asked, Case, prompt_of
@@ -57,16 +57,14 @@ class Machine(RuleBasedStateMachine):
         num_samples=st.sampled_from((1, 1, 1, 2, 5, 9)),
         max_tokens=st.sampled_from((None, 0, 1, 2, 7, 30)),
         priority=st.integers(-1, 1),
-        penalty=st.sampled_from((1.0, 1.0, 1.5)),
     )
-    def submit(self, seed, num_samples, max_tokens, priority, penalty):
+    def submit(self, seed, num_samples, max_tokens, priority):
         asked = self.case.ask(
             prompt_of(random.Random(seed)),
             seed=seed % 7,
             num_samples=num_samples,
             max_tokens=max_tokens,
             priority=priority,
-            params=SamplingParams(repetition_penalty=penalty),
         )
         self.asked.append(asked)
         return asked

@@ -207,7 +207,6 @@ def test_what_never_fits_the_pages_is_refused_and_what_just_fits_is_answered():
 
 WRONG = {
     **{"temperature": (-1.0, math.nan, math.inf, 1e300), "top_p": (-0.1, 1.1, math.nan)},
-    **{"repetition_penalty": (0.0, -1.0, 1e-40, math.nan), "min_p": (-0.1, 1.1, math.nan)},
     **{"seed": (2**63, -(2**63) - 1), "num_log_probs": (-1, 21), "num_samples": (-1, 200_000)},
 }
 

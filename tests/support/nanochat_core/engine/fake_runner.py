@@ -173,22 +173,14 @@ class FakeRunner(Runner):
         self._fail()
         tokens: list[int] = []
         for slot, [value, last], position in zip(slots, logits.tolist(), positions, strict=True):
-            seen = self._seen(slot)
-            value = mix(value, self.sampler.keys[slot], position, self.salt, *seen)
+            value = mix(value, self.sampler.keys[slot], position, self.salt)
             tokens.append(self.speaker.say(value, last))
-            self.remember(slot, tokens[-1:])
         wanted = [self.sampler.num_log_probs[slot] is not None for slot in slots]
         log_probs = [
             LogProbs(chosen=-float(token), top=()) if wants else None
             for token, wants in zip(tokens, wanted, strict=True)
         ]
         return tokens, log_probs if any(wanted) else []
-
-    def _seen(self, slot: int) -> list[int]:
-        """Return the tokens that count for the slot's repetition penalty; none without one."""
-        if self.sampler.params[slot].repetition_penalty == 1.0 or self.sampler.seen is None:
-            return []
-        return self.sampler.seen[slot].nonzero().flatten().tolist()
 
     def _fail(self) -> None:
         error, self.fail_next = self.fail_next, None

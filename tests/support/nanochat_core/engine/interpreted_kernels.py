@@ -121,9 +121,9 @@ def test_logits_keys_and_values_are_those_of_torch(changes, dtype, error, way, m
 def test_steps_sample_stop_and_advance_as_torchs():
     all_params = [
         GREEDY,
-        SamplingParams(min_p=0.02),
+        SamplingParams(),
         SamplingParams(top_k=5, temperature=0.7),
-        SamplingParams(top_k=40, top_p=0.8, min_p=0.01),
+        SamplingParams(top_k=40, top_p=0.8),
     ]
     model = make_random()
     ours, torchs = (open_runner(model, all_params, kernels=k) for k in (True, False))
@@ -142,7 +142,7 @@ def test_steps_sample_stop_and_advance_as_torchs():
 
 @torch.inference_mode()
 def test_a_step_that_torch_samples_continues_from_the_kernels_logits():
-    all_params = [SamplingParams(repetition_penalty=1.5), GREEDY, GREEDY, GREEDY]
+    all_params = [SamplingParams(top_p=0.9), GREEDY, GREEDY, GREEDY]
     model = make_random()
     ours, torchs = (open_runner(model, all_params, kernels=k) for k in (True, False))
     calls = [runner.decode([0, 1], [LONGEST] * 2, 2)() for runner in (ours, torchs)]
@@ -156,7 +156,7 @@ def test_tokens_of_given_logits_are_those_that_torch_samples(vocab):
         SamplingParams(top_k=256, temperature=1.5),
         SamplingParams(temperature=2.0),
         SamplingParams(top_k=3),
-        SamplingParams(top_k=50, top_p=0.5, min_p=0.1, temperature=1.2),
+        SamplingParams(top_k=50, top_p=0.5, temperature=1.2),
     ]
     runner = open_runner(make_random(vocab_size=vocab), all_params, kernels=True)
     kernels, state, rows = runner.kernels, runner.state, torch.arange(SLOTS)

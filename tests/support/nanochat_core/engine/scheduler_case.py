@@ -98,8 +98,7 @@ class Case:
                 pair = tokens[position], tokens[position - 1] if position else -1
                 value = read_token(memory, lambda *at: at, self.windows, position, pair)
             read = len(tokens)
-            seen = sorted(set(tokens)) if request.params.repetition_penalty != 1.0 else ()
-            chosen = mix(value, key, read, self.runner.salt, *seen)
+            chosen = mix(value, key, read, self.runner.salt)
             answer.take(self.speaker.say(chosen, tokens[-1]))
         return answer.completion()
 

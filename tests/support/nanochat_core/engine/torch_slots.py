@@ -113,10 +113,9 @@ def begin(
 ) -> DecodeOutput:
     """Give each slot pages in any order, parameters and a prompt; sample the first tokens."""
     slots = range(len(prompts))
-    for slot, prompt, params in zip(slots, prompts, all_params, strict=True):
+    for slot, params in zip(slots, all_params, strict=True):
         give_pages(runner, slot, rng=rng)
         runner.start(slot, params, key=row_key(5, slot), num_log_probs=None)
-        runner.remember(slot, prompt)
     lengths, last = [len(prompt) for prompt in prompts], [prompt[-1] for prompt in prompts]
     logits = runner.prefill([chunk(slot, prompts[slot], 0, lengths[slot]) for slot in slots])
     return runner.sample_first(slots, logits, lengths, last)
