@@ -24,7 +24,6 @@ GROUPS = {
     "kill runs": ("reliability/test_kill_commands.py",),
     "kill trainings": (
         "reliability/test_kill_training.py",
-        "reliability/test_kill_chat.py",
         "nanochat_core/train",
     ),
     "kill rebuilds": ("reliability/test_kill_rebuild.py",),
@@ -65,7 +64,7 @@ GROUPS = {
     ),
     "mutants": ("mutation",),
     "users": ("end_to_end", "flows", "nanochat_flows"),
-    "speed": ("bench", "reliability/test_plan_speed.py", "reliability/test_first_calls.py"),
+    "speed": ("bench", "reliability/test_plan_speed.py"),
 }
 STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
 _END_SECONDS = 120.0  # for the fixtures of a stopped group

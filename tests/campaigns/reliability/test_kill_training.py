@@ -1,9 +1,9 @@
-"""kill -9 of a training job at any moment, fifty times: it resumes, and ends with the same bytes.
+"""kill -9 of a training job at any moment: it resumes, and ends with the same bytes.
 
 A job is started as the product does, and the whole tree, launcher, torchrun and ranks, is killed at
 a random moment, again and again until it ends undisturbed; then another one, until enough kills
-have landed. Every loss that any attempt reported, the final weights and the final optimizer state
-must be those of an undisturbed job; after each kill every committed checkpoint must be whole.
+have landed. Every file, and every loss, reward and score that any attempt reported, must be those
+of an undisturbed job; after each kill every committed checkpoint must be whole.
 
 The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of kills. Of
 this `make test` has nanochat_core/train/test_resume.py, which stops every stage and compares the
@@ -14,94 +14,75 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.launch.torchrun import StageInterrupted, run_job
+from flows.artifacts.checkpoints import is_whole
+from infra.launch.torchrun import run_job
 from nanochat_core.job import Job
 from tests.support.campaigns import Campaign
 from tests.support.flows.waiting import wait_until
-from tests.support.reliability.kills import kill_tree, processes_of
-from tests.support.reliability.small_training import (
-    digests,
-    find_torn,
-    make_inputs,
-    make_job,
-    reported,
-)
+from tests.support.nanochat_core.train.fixtures import Bench, Pipeline, pipeline
+from tests.support.reliability.kills import kill_tree, processes_of, values_in
+
+__all__ = ["pipeline"]
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.torch
+# Few sums: SFT knows some by heart and others not, so that RL has something to learn from.
+DATA = {"datasets": [{"name": "arithmetic", "grade": 1, "num_train": 12, "num_test": 6}]}
+SUMS: dict[str, Any] = {"mixture": [{"task": "arithmetic", "num_examples": None, "epochs": 1}]}
+SUMS |= {"total_batch_size": 512, "lr_fraction": 0.5}
+RL = {"num_steps": 40, "examples_per_step": 4, "samples_per_example": 6, "max_new_tokens": 16}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "pretrain": {"num_steps": 250, "total_batch_size": 1024},
+    "midtrain": {"num_epochs": 20, "total_batch_size": 512},
+    "sft": {**SUMS, "num_epochs": 60},
+    "rl": {**RL, "lr_fraction": 0.02, "eval_examples": 6},
+}
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_kills_change_nothing(tmp_path: Path, ranks: int, campaign: Campaign) -> None:
-    kills = campaign.trials(8)
-    make = partial(make_job, inputs=make_inputs(tmp_path / "inputs"), num_steps=250)
-    in_a_row, faults = land_kills(make, tmp_path, kills=kills, ranks=ranks, seed=campaign.seed)
-    campaign.found(f"{kills} kills, {in_a_row} of them in a row")
-    assert faults == []
-
-
-def test_a_resumed_job_without_its_optimizer_state_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("stage", "ranks"), [("pretrain", 1), ("pretrain", 2), ("midtrain", 1), ("sft", 1), ("rl", 1)]
+)
+def test_kills_change_nothing(
+    pipeline: Pipeline, tmp_path: Path, stage: str, ranks: int, campaign: Campaign
 ) -> None:
-    """The campaign's control: the comparison finds the difference."""
-    from nanochat_core.optim.sharded import Optimizer
-    from nanochat_core.train import pretrain
+    bench, inputs = Bench(pipeline, tmp_path), dict[str, Path]()
+    if stage == "rl":
+        inputs["task_data"] = bench.done("task_data", "sums", section=DATA)[0].output
+        sft, _ = bench.done("sft", "knows-some", inputs=inputs, section=SECTIONS["sft"])
+        inputs["sft"] = sft.output
 
-    inputs = make_inputs(tmp_path / "inputs")
-    whole = make_job(tmp_path / "whole", inputs, num_steps=12)
-    pretrain.run(whole)
-    parts = make_job(tmp_path / "parts", inputs, num_steps=12)
-    with pytest.raises(StageInterrupted):
-        run_job(parts, processes=1, on_event=ignore, steps=6)
-    load = Optimizer.load
+    def make(name: str) -> Job:
+        resources = {"save_every_steps": 5, "eval_every_steps": 20}
+        job = bench.job(stage, name, inputs=inputs, section=SECTIONS[stage], **resources)
+        job.write()
+        return job
 
-    def load_weights(self: Optimizer, read: Callable[[str], Any]) -> None:
-        kept = ("weight/", "step")
-        load(self, lambda key: read(key) if key.startswith(kept) else 0 * read(key))
-
-    monkeypatch.setattr(Optimizer, "load", load_weights)
-    pretrain.run(parts)
-    faults = compare(parts, whole)
-    assert any("model.safetensors" in fault for fault in faults)
-    assert any(fault.startswith("step 8 ") for fault in faults)
-    assert not any(fault.startswith("step 6 ") for fault in faults)
-
-
-def land_kills(
-    make: Callable[[Path], Job], directory: Path, *, kills: int, ranks: int, seed: int
-) -> tuple[int, list[str]]:
-    """Land so many kills on jobs that `make` makes in a directory, always the same one.
-
-    Return how many came before the job had made another step, and what must be empty: what is torn
-    or another than in an undisturbed job.
-    """
-    moments, faults = random.Random(seed), list[str]()
-    undisturbed = make(directory / "undisturbed")
+    undisturbed, moments = make("undisturbed"), random.Random(campaign.seed)
     run_job(undisturbed, processes=ranks, on_event=ignore)
-    landed = in_a_row = number = 0
+    kills, landed, faults = campaign.trials(6), 0, list[str]()
     while landed < kills:
-        number += 1
-        job, place = make(directory / f"job-{number}"), 0
+        job = make(f"after-{landed}-kills")
         while landed < kills and kill_at_random(job, ranks, moments):
-            before = place  # the last step that an attempt finished
-            place = max((step for kind, step in reported(job) if kind == "step"), default=0)
             landed += 1
-            in_a_row += place == before
-            faults += [f"{name} is torn" for name in find_torn(job)]
+            committed = [commit.parent for commit in job.checkpoints.glob("step-*/COMMIT.json")]
+            faults += [f"{each.name} is torn" for each in committed if not is_whole(each)]
             wait_until(
                 lambda job=job: not processes_of(job.directory), seconds=120.0, what="orphans"
             )
         run_job(job, processes=ranks, on_event=ignore)
         faults += compare(job, undisturbed)
-    return in_a_row, faults
+    reported = values_in(undisturbed.events).items()
+    steps = [values[0] for (kind, _), values in reported if kind == "step"]
+    learning = sum(values.get("useful_share", 1.0) > 0 for values in steps)
+    campaign.found(f"{kills} kills, {learning} of {len(steps)} steps learn")
+    assert faults == []
+    assert learning > len(steps) / 2  # RL does while some answers are right and others wrong
 
 
 def ignore(event: dict[str, Any]) -> None:
@@ -109,16 +90,15 @@ def ignore(event: dict[str, Any]) -> None:
 
 
 def compare(job: Job, undisturbed: Job) -> list[str]:
-    """What differs of a job's files, and of anything that any of its attempts reported."""
-    expected, actual = digests(undisturbed), digests(job)
+    """Return what differs of a job's files, and of anything that any of its attempts reported."""
+    expected, actual = Bench.files(undisturbed.output), Bench.files(job.output)
     faults = [f"{n} differs" for n in expected | actual if expected.get(n) != actual.get(n)]
-    first = reported(undisturbed)
-    for (kind, step), values in reported(job).items():
+    first, found = values_in(undisturbed.events), values_in(job.events)
+    for (kind, step), values in found.items():
         for value in values:
             if value != first[kind, step][0]:
                 faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
-    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - reported(job).keys()]
-    return faults
+    return faults + [f"{kind} {step} is missing" for kind, step in first.keys() - found.keys()]
 
 
 def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:

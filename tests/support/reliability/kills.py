@@ -13,6 +13,9 @@ from typing import Any
 
 import psutil
 
+from nanochat_core.runtime.progress import read_events
+
+CLOCKS = ("tokens_per_second", "seconds", "mfu", "eta_seconds", "dollars")
 NANOCHAT = Path(sys.executable).with_name("nanochat")
 
 
@@ -35,6 +38,17 @@ def processes_of(directory: Path) -> list[psutil.Process]:
         words = process.info["cmdline"] or []
         if process.pid != os.getpid() and any(str(directory) in word for word in words):
             found.append(process)
+    return found
+
+
+def values_in(*logs: Path) -> dict[tuple[str, int], list[dict[str, float]]]:
+    """Return what each attempt reported by (kind, step), in logs of events, clocks left out."""
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    # A job that was killed while it started has no such file.
+    for event in (event for log in logs if log.exists() for event in read_events(log)):
+        if event["kind"] in ("step", "eval"):
+            values = {k: v for k, v in event["values"].items() if k not in CLOCKS}
+            found.setdefault((event["kind"], event["step"]), []).append(values)
     return found
 
 

@@ -3,7 +3,7 @@
 Each host has a home of its own. `nanochat stage` with torchrun's variables builds a small
 `pretrain`, whose inputs are put into the store under the fingerprints that the product asks for.
 
-    python -m tests.support.reliability.two_hosts seed STORE DIRECTORY VOCAB    puts them there
+    python -m tests.support.reliability.two_hosts seed STORE DIRECTORY    puts them there
     python -m tests.support.reliability.two_hosts look STORE    what the store has, as JSON
 """
 
@@ -20,20 +20,25 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import REPOSITORY, Code
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
+from infra.launch.torchrun import run_job
 from infra.storage.base import ObjectNotFound, Store
+from infra.storage.files import sha256_of
 from infra.storage.open import open_store
-from nanochat_core.job import Job
+from nanochat_core.data import row_files
 from nanochat_core.runtime.progress import read_events
+from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.flows.rows import PROVENANCE
 from tests.support.flows.waiting import wait_until
 from tests.support.infra.storage.s3_server import client_environment, server_environment
-from tests.support.reliability import small_training
+from tests.support.small_job import one_thread, small_job
 
 ROOT = Path(__file__).parents[3]
 BUCKET = "nanochat"
@@ -41,61 +46,74 @@ STORE = f"s3://{BUCKET}/two-hosts"
 PORT = 4566
 HUB = "10.77.0.1"
 SAVE_EVERY = 25
-LARGE_VOCAB = 65_536
-# 15 tables of 65,536 x 256, 13 of them value embeddings: 2 GB of AdamW's two moments in fp32.
-LARGE = ("model.depth=26", "model.width=256", "model.num_heads=4", "model.num_kv_heads=4")
+LENGTH, VOCAB = 64, 300
+TEXT = "one step after another, and each saved. " * 40 + "".join(map(chr, range(32, 127))) * 4
 
 
-def overrides(num_steps: int, vocab: int = small_training.VOCAB) -> tuple[str, ...]:
-    """Return what differs from the profile `tiny`; LARGE_VOCAB gives 2 GB of optimizer state."""
-    large = vocab == LARGE_VOCAB
-    windows = ",".join(["16"] * (25 if large else 1))
+def overrides(num_steps: int) -> tuple[str, ...]:
+    """Return what differs from the profile `tiny`."""
     return (
-        f"model.sequence_len={small_training.LENGTH}",
-        f"model.vocab_size={vocab}",
-        f"tokenizer.vocab_size={vocab}",
-        f"rows.sequence_len={small_training.LENGTH}",
-        f"model.windows=[{windows},{small_training.LENGTH}]",
-        f"pretrain.total_batch_size={small_training.ROWS_PER_STEP * small_training.LENGTH}",
-        f"pretrain.eval_tokens={4 * small_training.LENGTH}",
-        *(LARGE if large else ()),
+        f"model.sequence_len={LENGTH}",
+        f"model.vocab_size={VOCAB}",
+        f"tokenizer.vocab_size={VOCAB}",
+        f"rows.sequence_len={LENGTH}",
+        f"model.windows=[16,{LENGTH}]",
+        f"pretrain.total_batch_size={8 * LENGTH}",
+        f"pretrain.eval_tokens={4 * LENGTH}",
         f"pretrain.num_steps={num_steps}",
     )
 
 
-def words(
-    *,
-    num_steps: int,
-    place: tuple[str, ...] = (),
-    vocab: int = small_training.VOCAB,
-    save_every: int = SAVE_EVERY,
-) -> list[str]:
-    """The command of each node; its environment says which it is."""
-    settings = ("threads=1", "device_batch_size=4", f"save_every_steps={save_every}", *place)
-    changed = overrides(num_steps, vocab)
+def words(*, num_steps: int) -> list[str]:
+    """Return the command of each node; its environment says which it is."""
+    settings = ("threads=1", "device_batch_size=4", f"save_every_steps={SAVE_EVERY}")
     return [
         *(sys.executable, "-m", "flows.cli.app", "stage", "tiny", "pretrain", "--depth", "2"),
-        *(word for override in changed for word in ("--set", override)),
+        *(word for override in overrides(num_steps) for word in ("--set", override)),
         *(word for setting in settings for word in ("--place", setting)),
         *("--gpus", "0"),
     ]
 
 
-def reference(directory: Path, num_steps: int) -> Job:
-    """The same job for one host."""
-    run = open_profile("tiny", depth=2, overrides=overrides(num_steps)).run
-    sections = {name: getattr(run, name) for name in PRETRAIN.config}
-    job = small_training.make_job(
-        directory / "job", small_training.make_inputs(directory / "inputs"), num_steps=num_steps
+def reference(directory: Path, num_steps: int) -> dict[str, str]:
+    """Return the sha256 of each file that the same job makes with two ranks on one host."""
+    tree = open_profile("tiny", depth=2, overrides=overrides(num_steps)).run.tree()
+    job = small_job(
+        directory / "job",
+        entry=PRETRAIN.entry,
+        config={name: tree[name] for name in PRETRAIN.config},
+        inputs=make_inputs(directory / "inputs"),
+        resources=one_thread(device_batch_size=4, save_every_steps=SAVE_EVERY),
     )
-    config = {n: s.tree() if hasattr(s, "tree") else s for n, s in sections.items()}
-    return dataclasses.replace(job, config=config)
+    job.output.mkdir(parents=True)
+    job.checkpoints.mkdir()
+    job.write()
+    run_job(job, processes=2, on_event=lambda event: None)
+    files = [path for path in sorted(job.output.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(job.output)): sha256_of(path) for path in files}
 
 
-def seed(store: Store, directory: Path, vocab: int = small_training.VOCAB) -> dict[str, Manifest]:
+def make_inputs(directory: Path) -> dict[str, Path]:
+    """Make rows and a tokenizer; return their directories."""
+    tokenizer = Tokenizer.train(iter([TEXT]), vocab_size=VOCAB)
+    (directory / "tokenizer").mkdir(parents=True)
+    tokenizer.save(directory / "tokenizer")
+    rows = np.random.default_rng(1).integers(VOCAB, size=(200, LENGTH + 1)).astype("<u2")
+    rows[:, 1::2] = rows[:, :-1:2] // 3  # something to learn
+    (directory / "rows").mkdir()
+    for split in row_files.SPLITS:
+        rows.tofile(directory / "rows" / f"{split}.rows")
+    index: dict[str, Any] = {"num_train": len(rows), "num_val": len(rows), "tokens": rows.size}
+    index |= {"sequence_len": LENGTH, "dtype": "uint16", "vocab_size": VOCAB}
+    index |= {"tokenizer": tokenizer.digest(), "policy": "default", "waste": 0.0}
+    row_files.write_index(directory / "rows", index)
+    return {name: directory / name for name in ("rows", "tokenizer")}
+
+
+def seed(store: Store, directory: Path) -> dict[str, Manifest]:
     """Publish what `pretrain` needs, and return it; shards and tokens are of one byte."""
-    run = open_profile("tiny", depth=2, overrides=overrides(1, vocab)).run
-    made = small_training.make_inputs(directory / "inputs", vocab)
+    run = open_profile("tiny", depth=2, overrides=overrides(1)).run
+    made = make_inputs(directory / "inputs")
     done: dict[str, Manifest] = {}
     for stage in (SHARDS, TOKENIZER, TOKENS, ROWS):
         output = made.get(stage.name, directory / stage.name)
@@ -132,7 +150,6 @@ def look(store: Store) -> dict[str, Any]:
         "step": newest["step"] if newest else 0,
         "parts": sorted(f["path"] for f in newest["files"]) if newest else [],
         "keys": [f["key"] for f in newest["files"]] if newest else [],
-        "bytes": {f["path"]: f["size"] for f in newest["files"]} if newest else {},
         "checkpoints": [key for key in entries if "/checkpoints/" in key],
     }
 
@@ -196,16 +213,6 @@ class Host:
         """Set its cable "up" or "down"; no process hears that it is down."""
         _ip("netns", "exec", self.name, "ip", "link", "set", "eth0", state)
 
-    def limit(self, megabytes: int) -> None:
-        """Let the host send at most this many MB a second to the store; ranks are not slowed."""
-        for words in (
-            "qdisc add dev eth0 root handle 1: htb default 1",
-            "class add dev eth0 parent 1: classid 1:1 htb rate 10gbit",
-            f"class add dev eth0 parent 1: classid 1:2 htb rate {8 * megabytes}mbit",
-            f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {HUB}/32 flowid 1:2",
-        ):
-            _ip("netns", "exec", self.name, "tc", *words.split())
-
     def events(self) -> list[dict[str, Any]]:
         """Return the job's events so far, on the host that has rank 0."""
         return [
@@ -232,7 +239,7 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path, vocab: int = small_training.VOCAB) -> Generator[Hosts]:
+def two_hosts(directory: Path) -> Generator[Hosts]:
     """Two hosts, a seeded store that both reach, and what looks into it; gone afterwards."""
     hub, *names = (f"nc{os.getpid()}{letter}" for letter in "hab")
     environment = _environment()
@@ -270,7 +277,7 @@ def two_hosts(directory: Path, vocab: int = small_training.VOCAB) -> Generator[H
             ).stdout
 
         module = ("-m", "tests.support.reliability.two_hosts")
-        ask(*module, "seed", STORE, str(directory / "seed"), str(vocab))
+        ask(*module, "seed", STORE, str(directory / "seed"))
         yield hosts[0], hosts[1], lambda: json.loads(ask(*module, "look", STORE))
 
 
@@ -349,7 +356,7 @@ def main() -> None:
 
         wait_until(_answers, seconds=60)
         S3Store(f"s3://{BUCKET}").request("create_bucket")
-        seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
+        seed(open_store(url), Path(sys.argv[3]))
     else:
         sys.stdout.write(json.dumps(look(open_store(url))))
 
