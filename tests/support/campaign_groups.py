@@ -41,7 +41,6 @@ GROUPS = {
     "stores": (
         "reliability/test_damage.py",
         "reliability/test_faults.py",
-        "reliability/test_races.py",
     ),
     "power": ("reliability/test_power_cut.py", "reliability/test_syscalls.py"),
     "protocol": (
