@@ -11,25 +11,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.artifacts.pins import pin, reserve
-from flows.artifacts.publish import commit, find_manifest, publish
+from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import accepted_from, find_revoked, revoke
 from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
-from flows.building.build import BuildContext, Built, Lookup, build
-from flows.gc.collect import collect, make_claim
+from flows.building.build import BuildContext, Built, build
+from flows.gc.collect import collect
 from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Input, Manifest
-from flows.identity.records import encode_record
+from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.held_lease import HeldLease
+from flows.plan.accept import Offer, accept
 from flows.stages import Stage
 from infra.storage.base import ObjectNotFound
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
-from tests.support.flows import shelf
 from tests.support.flows.rows import PROVENANCE
 from tests.support.reliability import sim_actors as actors
 from tests.support.reliability.sim_actors import Scene
-from tests.support.reliability.sim_store import SimStore
 from tests.support.reliability.sim_world import Process, World
 
 _SHARDS = Stage(name="shards", makes="", inputs=(), config=(), entry="tasks.a", compute="cpu")
@@ -144,9 +142,9 @@ class Runner(Actor):
     def build_under(
         self,
         stage: Stage,
+        context: BuildContext,
         identity: Identity,
         inputs: Mapping[str, Manifest],
-        *,
         lease: HeldLease,
     ) -> Built:
         """What flows.building.build does when it is its turn: a job, then publishing."""
@@ -175,6 +173,7 @@ class Runner(Actor):
             check_lease=lease.check,
         )
         self.referee.on_made(published.manifest)
+        context.record(published.manifest.ref)
         return Built(manifest=published.manifest, uri="", cached=False)
 
 
@@ -208,27 +207,16 @@ class Accepter(Actor):
         places = [old.ref, identity.ref, *old.input_refs]
         with pin(self.store, places, why="accept", log=self.log, pause=self.pause):
             found = find_manifest(self.store, old.ref)
-            if found is None or find_revoked(self.store, found) is not None:
+            inputs = {ref.stage: find_manifest(self.store, ref) for ref in old.input_refs}
+            there = {name: manifest for name, manifest in inputs.items() if manifest}
+            if found is None or find_revoked(self.store, found) or there.keys() != inputs.keys():
                 raise ArtifactError("it is gone")
-            for file in (*found.files, *found.logs):
-                self.store.head(file.key)
-            for stage, source in found.inputs.items():
-                if find_manifest(self.store, ArtifactRef(stage, source.fingerprint)) is None:
-                    raise ArtifactError("what it was made from is gone")
-            self.publish(found, identity)
-
-    def publish(self, old: Manifest, identity: Identity) -> None:
-        """See flows.plan.accept.accept."""
-        manifest = dataclasses.replace(
-            old,
-            fingerprint=identity.fingerprint,
-            preimage=identity.preimage,
-            inputs={n: Input(**dataclasses.asdict(source)) for n, source in old.inputs.items()},
-            divergences=(),
-            accepted={**shelf.ACCEPTED, "from": old.fingerprint},
-        )
-        done = commit(self.store, manifest)
-        self.referee.on_made(done.manifest)
+            (stage,) = (stage for stage in STAGES if stage.name == old.stage)
+            offer = Offer(
+                manifest=found, stage=stage, identity=identity, inputs=there, what_changed=""
+            )
+            done = accept(self.store, offer, why="", who="me", when="now", proof=None)
+            self.referee.on_made(done.manifest)
 
 
 class Tagger(Actor):
@@ -258,26 +246,6 @@ class Revoker(Actor):
             revoke(self.store, manifest, why="wrong", who="me", when="now")
 
 
-class Stray(Actor):
-    """Leaves things behind: a lease, a pin, files of an attempt."""
-
-    def attempt(self) -> None:
-        """Leave something."""
-        identity = identity_of("shards", {"shards": self.world.rng.randrange(100, 200)}, {})
-        place = f"shards/{identity.fingerprint}"
-        what = self.world.rng.randrange(3)
-        if what == 0:
-            try_acquire(self.store, identity.ref, make_claim())
-        elif what == 1:
-            manifest = self.some_artifact()
-            artifacts = [[manifest.stage, manifest.fingerprint]]
-            self.store.put(
-                "gc/pins/stray.json", encode_record({"artifacts": artifacts, "why": ""}, format=1)
-            )
-        else:
-            self.store.put(f"{place}/files/stray/data", b"x")
-
-
 def draw_run(world: World, name: str) -> dict[str, Any]:
     """Arguments of a Runner."""
     rng = world.rng
@@ -302,18 +270,6 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
     return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
-def _build_simulated(
-    stage: Stage, context: BuildContext, sought: Lookup, *arguments: Any, **options: Any
-) -> Built:
-    """In place of flows.building.build._build, in the process that calls it."""
-    assert isinstance(context.store, SimStore)
-    runner = context.store.process.program
-    assert isinstance(runner, Runner)
-    built = runner.build_under(stage, sought.identity, *arguments, **options)
-    context.record(built.manifest.ref)
-    return built
-
-
 def _identity_from(
     stage: Stage, run: Any, inputs: Mapping[str, Manifest], *, code: None
 ) -> Identity:
@@ -324,4 +280,4 @@ def _identity_from(
 
 def simulated_pipeline(world: World) -> contextlib.AbstractContextManager[None]:
     """Have the product's modules live in the world while a block runs."""
-    return actors.simulated(world, identify=_identity_from, build=_build_simulated)
+    return actors.simulated(world, identify=_identity_from)

@@ -63,40 +63,6 @@ class Referee:
             raise Broken(f"tag {name} was pointed at {run}, whose record is gone")
         self._tagged[name] = run
 
-    def leftovers(self, *, since: float) -> set[str]:
-        """Keys that nothing in the store gave a reason for, then or later."""
-        passed = self.objects.world.now - since
-        tagged = {r["run"] for key, r in self._records.items() if key.startswith("refs/")}
-        runs = self._runs_kept(margin=-passed) | {
-            run for run in tagged if f"runs/{run}.json" in self._records
-        }
-        pinned = self._pinned(within=self.rules.keep + passed)
-        places = self._closure([*pinned, *(p for run in runs for p in self._stages_of(run))])
-        reached = {_manifest(place) for place in places} & self._records.keys()
-        reasons = {
-            "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
-            "names": lambda key: key.rpartition("/")[2].partition("-")[2] in runs,
-            "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
-            "manifest.json": lambda key: _place(key) in places,
-            "revoked.json": lambda key: (
-                _place(key) in places or self._is_under(_place(key), reached)
-            ),
-            "redo.json": lambda key: True,
-            "lease.json": self._has_company,
-            "divergences": lambda key: _manifest(_place(key)) in reached,
-            "checkpoints": lambda key: self._may_be_continued(key, within=self.rules.keep + passed),
-            "files": lambda key: bool(self._named_by.get(key, set()) & reached),
-            "logs": lambda key: bool(self._named_by.get(key, set()) & reached),
-            "refs": lambda key: True,
-            "gc": lambda key: True,
-        }
-        return {
-            key
-            for key in self.objects.stored
-            if not reasons.get(_part(key), _no)(key)
-            and not (_is_in_place(key) and _place(key) in pinned)
-        }
-
     # What the store is asked to do.
 
     def _on_effect(self, request: Request, old: Object | None, new: Object | None) -> None:
@@ -117,9 +83,8 @@ class Referee:
             self._named_by[name].discard(key)
         record = json.loads(new.data) if new else None
         if record is not None:
-            assert new is not None
             self._records[key] = record
-            self._written[key] = new.written
+            self._written[key] = self.objects.stored[key].written
             for name in _names(record):
                 self._named_by[name].add(key)
         if key.startswith("refs/"):  # from now on it is another's promise
@@ -190,19 +155,6 @@ class Referee:
             or record["run"] in tagged | latest
         }
 
-    def _pinned(self, *, within: float) -> set[Place]:
-        now = self.objects.world.now
-        return {
-            (stage, fingerprint)
-            for key, record in self._records.items()
-            if key.startswith("gc/pins/") and now - self._written[key] <= within
-            for stage, fingerprint in record["artifacts"]
-        }
-
-    def _stages_of(self, run: str) -> list[Place]:
-        record = self._records.get(f"runs/{run}.json")
-        return list(record["stages"].items()) if record else []
-
     def _closure(self, places: Iterable[Place]) -> set[Place]:
         """These artifacts and all that they were made from, as far as it exists."""
         found: set[Place] = set()
@@ -242,19 +194,6 @@ class Referee:
                 return True
         return False
 
-    def _may_be_continued(self, key: str, *, within: float) -> bool:
-        """They stay together as long as the youngest of a fingerprint may be of use."""
-        prefix = "/".join((*_place(key), "checkpoints/"))
-        stored = self.objects.stored
-        newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
-        age = self.objects.world.now - newest
-        return age <= within and _manifest(_place(key)) not in self._records
-
-    def _has_company(self, key: str) -> bool:
-        place = key.rpartition("/")[0]
-        others = [k for k in self.objects.stored if k.startswith(f"{place}/")]
-        return len(others) > 1
-
 
 def _manifest(place: Place) -> str:
     return f"{place[0]}/{place[1]}/manifest.json"
@@ -263,10 +202,6 @@ def _manifest(place: Place) -> str:
 def _place(key: str) -> Place:
     stage, fingerprint, *_ = key.split("/")
     return stage, fingerprint
-
-
-def _indexed(key: str) -> Place:
-    return key.split("/")[1], key[-64:]
 
 
 def _names(record: dict[str, Any]) -> list[str]:
@@ -283,11 +218,6 @@ def _is_in_place(key: str) -> bool:
     return key.split("/")[0] not in ("gc", "refs", "runs", "index", "names")
 
 
-def _no(key: str) -> bool:
-    return False
-
-
 def _is_record(key: str) -> bool:
     names = ("/manifest.json", "/lease.json", "/revoked.json")
-    is_one = key.startswith(("runs/", "refs/")) or key.endswith(names)
-    return is_one or key.startswith("gc/pins/")
+    return key.startswith(("runs/", "refs/")) or key.endswith(names)

@@ -33,20 +33,16 @@ class Tally:
 
     histories: int = 0
     operations: int = 0
-    cpu_seconds: float = 0.0
     met: Counter[str] = field(default_factory=Counter)
     broken: dict[int, str] = field(default_factory=dict)  # seed -> what did not hold
 
     def count(self, history: History) -> None:
         """Count one more."""
-        broken = {} if history.broken is None else {history.seed: history.broken}
-        self.add(Tally(histories=1, operations=history.operations, met=history.met, broken=broken))
-
-    def add(self, other: "Tally") -> None:
-        """Count those of another process too."""
-        for name in vars(other).keys() - {"broken"}:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.broken |= other.broken
+        self.histories += 1
+        self.operations += history.operations
+        self.met += history.met
+        if history.broken is not None:
+            self.broken[history.seed] = history.broken
 
     def report(self, kind: Any) -> str:
         """One line for each history that broke, with the command that shows it."""

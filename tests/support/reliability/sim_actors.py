@@ -162,12 +162,19 @@ class Builder(Actor):
         built = build(_STAGE, context, {}, force=self.force)
         self.referee.on_used(built.manifest, revoked)
 
-    def build_under(self, context: BuildContext, identity: Identity, lease: HeldLease) -> Built:
+    def build_under(
+        self,
+        stage: Stage,
+        context: BuildContext,
+        identity: Identity,
+        inputs: Mapping[str, Manifest],
+        lease: HeldLease,
+    ) -> Built:
         """Run a job and publish, as flows.building.build does under its lease."""
         self.world.sleep(self.process, self.seconds_of_job())
         lease.raise_if_lost()
         self.referee.owners[self.process] = lease.record.owner
-        wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
+        wait = context.wait_for_store(stage.name, check=lease.raise_if_lost)
         manifest = self.publish(
             identity,
             check_lease=lease.check,
@@ -284,9 +291,8 @@ def _build_simulated(
     lease: HeldLease,
 ) -> Built:
     """In place of flows.building.build._build, in the process that calls it."""
-    builder = cast("AnyStore", context.store).process.program
-    assert isinstance(builder, Builder)
-    return builder.build_under(context, lookup.identity, lease)
+    builder: Any = cast("AnyStore", context.store).process.program
+    return builder.build_under(stage, context, lookup.identity, inputs, lease)
 
 
 @contextlib.contextmanager
@@ -294,7 +300,6 @@ def simulated(
     world: World,
     *more: tuple[Any, str, Any],
     identify: Callable[..., Identity] = lambda *a, **k: IDENTITY,
-    build: Callable[..., Built] = _build_simulated,
 ) -> Generator[None]:
     """Give the product's modules the world's clock, threads and names while the block runs.
 
@@ -319,7 +324,7 @@ def simulated(
         (flows.building.build, "time", system),
         (flows.building.build, "Code", lambda root, cache: None),
         (flows.building.build, "identify_from", identify),
-        (flows.building.build, "_build", build),
+        (flows.building.build, "_build", _build_simulated),
         (uuid, "uuid4", world.uuid4),
         *more,
     )

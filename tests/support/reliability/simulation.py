@@ -10,9 +10,7 @@ come to an end.
 import argparse
 import random
 import sys
-import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +37,6 @@ from tests.support.reliability.sim_world import Faults, Machine, Process, World
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
 _SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
-_CHUNK = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,25 +152,13 @@ def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> H
 
 
 def simulate_many(seeds: range, kind: Kind = PLAIN, *, max_broken: int = MAX_SHOWN) -> Tally:
-    """Many histories, in this process, until `max_broken` of them broke."""
+    """Many histories, until `max_broken` of them broke."""
     tally = Tally()
-    began = time.process_time()
     with open_scratch() as scratch:
         for seed in seeds:
             tally.count(_simulate(seed, kind, scratch=scratch))
             if len(tally.broken) == max_broken:
                 break
-    tally.cpu_seconds = time.process_time() - began
-    return tally
-
-
-def simulate_in_two_processes(seeds: range, kind: Kind) -> Tally:
-    """Many histories."""
-    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-    tally = Tally()
-    with ProcessPoolExecutor(2) as pool:
-        for part in pool.map(partial(simulate_many, kind=kind), chunks):
-            tally.add(part)
     return tally
 
 
