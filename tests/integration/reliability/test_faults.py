@@ -1,6 +1,5 @@
 """A run over a network that breaks: a few faults of each kind. tests/campaigns has thousands."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -9,13 +8,10 @@ import pytest
 
 from flows.identity.manifest import File
 from infra.retry import RetryPolicy
-from infra.storage.base import OnBytes, Store, ignore_bytes
-from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.misbehaviour import Fault, Kind
 from tests.support.reliability import fault_pipeline
 from tests.support.reliability.fault_pipeline import (
     Pipeline,
-    find_partial,
     open_pipeline,
     try_faults,
 )
@@ -86,39 +82,3 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
         outcome = pipeline.run(fault, retry_policy=retry_policy)
         assert (outcome.ended, outcome.is_good) == ("error", False)
     assert outcome.ratio > most
-
-
-class ManifestFirst(S3Store):
-    """Stores the files of an artifact only when a reader has seen its manifest."""
-
-    looked = threading.Event()  # each time a reader has looked at everything
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
-        # Several threads upload: each adds to one dictionary.
-        self.__dict__.setdefault("late", {})[key] = path.read_bytes()
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """See Store."""
-        is_ours = super().put_if_absent(key, data)
-        if key.endswith("/manifest.json"):
-            for _ in range(2):  # the first look may have begun before the manifest was there
-                self.looked.clear()
-                assert self.looked.wait(60)
-            for late, content in self.late.items():
-                self.put(late, content)
-            self.late = {}
-        return is_ours
-
-
-def _look(store: Store) -> list[str]:
-    partial = find_partial(store)
-    ManifestFirst.looked.set()
-    return partial
-
-
-def test_a_reader_sees_manifests_that_come_before_their_files(pipeline: Pipeline) -> None:
-    with mock.patch.object(fault_pipeline, "find_partial", _look):
-        outcome = pipeline.run(watched=True, kind=ManifestFirst)
-    assert outcome.ended == "same"
-    assert outcome.partial

@@ -8,7 +8,8 @@ end. One output goes up and comes down in several parts. Whatever happens:
 
 - it ends with the digests of an undisturbed run, or with one line that says what is wrong and a
   hint; never with others, never with a traceback;
-- no reader ever sees an artifact that is not whole;
+- no reader sees an artifact that is not whole, whenever the process ends (in mid-run: the
+  simulation);
 - the store is not stormed: at most eight times the requests of an undisturbed run;
 - the same run without faults, given again, ends well.
 """
@@ -111,25 +112,19 @@ class Pipeline:
         *faults: Fault,
         storm: float = 0.0,
         seed: int = 0,
-        watched: bool = False,
-        kind: type[S3Store] = S3Store,
         retry_policy: RetryPolicy = PATIENCE,
     ) -> Outcome:
-        """Build everything with faults; look at the server; build again without.
-
-        `watched`: a reader looks all the while. `kind`: a store of another make.
-        """
+        """Build everything with faults; look at the server; build again without."""
         prefix, home = uuid.uuid4().hex, self.directory / uuid.uuid4().hex
         home.mkdir()
-        store = self._open(prefix, kind, retry_policy, meets_faults=True)
-        direct = self._open(prefix, S3Store, RetryPolicy(tries=8), meets_faults=False)
+        store = self._open(prefix, retry_policy, meets_faults=True)
+        direct = self._open(prefix, RetryPolicy(tries=8), meets_faults=False)
         self.fake.arm(*faults, storm=storm, seed=seed)
-        with _reader(direct, every=0.1 if watched else None) as partial:
-            ended, said = self._build(store, home)
+        ended, said = self._build(store, home)
         verbs = Counter(request.verb for request in self.fake.requests)
         fired = tuple(self.fake.fired)
         self.fake.settle()
-        partial.extend(find_partial(direct))
+        partial = find_partial(direct)
         self.fake.arm()
         again, why = self._build(store, home)
         shutil.rmtree(home)
@@ -139,14 +134,12 @@ class Pipeline:
             ratio=verbs.total() / sum((self.calm or verbs).values()),
             ended=ended,
             said=said,
-            partial=tuple(sorted(set(partial))),
+            partial=tuple(partial),
             again=None if again == "same" else why or again,
         )
 
-    def _open(
-        self, prefix: str, kind: type[S3Store], retry_policy: RetryPolicy, *, meets_faults: bool
-    ) -> S3Store:
-        store = kind(f"s3://{BUCKET}/{prefix}", retry_policy=retry_policy)
+    def _open(self, prefix: str, retry_policy: RetryPolicy, *, meets_faults: bool) -> S3Store:
+        store = S3Store(f"s3://{BUCKET}/{prefix}", retry_policy=retry_policy)
         store.client = self.clients[meets_faults]  # to make one takes longer than a run
         # The referee's own requests meet no faults, only a machine that is busy.
         store.has_accepted = not meets_faults
@@ -204,14 +197,7 @@ def try_faults(pipeline: Pipeline, *, trials: int, seed: int) -> list[Outcome]:
                 requests += range(sum(n for v, n in pipeline.calm.items() if re.fullmatch(verb, v)))
                 chance.shuffle(requests)
             faults = [Fault(kind=kind, skip=requests.pop(), times=1, verb=verb)]
-        outcomes.append(
-            pipeline.run(
-                *faults,
-                storm=storm,
-                seed=chance.randrange(1 << 32),
-                watched=chance.random() < 0.25,
-            )
-        )
+        outcomes.append(pipeline.run(*faults, storm=storm, seed=chance.randrange(1 << 32)))
     assert any(outcome.fired for outcome in outcomes)
     return outcomes
 
@@ -221,27 +207,6 @@ def find_partial(store: Store) -> list[str]:
     keys = [entry.key for entry in store.list("") if entry.key.endswith("/manifest.json")]
     verdicts = {key: find_artifact(store, *key.split("/")[:2]) for key in keys}
     return [f"{key}: {found.why}" for key, found in verdicts.items() if found.state == "torn"]
-
-
-@contextlib.contextmanager
-def _reader(store: Store, *, every: float | None) -> Generator[list[str]]:
-    """Looks for partial artifacts until the block ends."""
-    partial: list[str] = []
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(every):
-            partial.extend(find_partial(store))
-
-    thread = threading.Thread(target=look, name="reader")
-    if every is not None:
-        thread.start()
-    try:
-        yield partial
-    finally:
-        over.set()
-        if every is not None:
-            thread.join()
 
 
 def toy_job(job: Job, *, on_event: Any, root: Path, **_: Any) -> Result:

@@ -11,7 +11,7 @@ from tests.support.reliability.sim_world import Process, Request
 DAY, HOUR = 86400.0, 3600.0
 
 
-class _Calm:
+class Calm:
     """A world in which every request takes effect at once. Any number of threads may ask."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class MemoryStore(SimStore):
     """The simulation's objects, without its faults."""
 
     def __init__(self) -> None:
-        world: Any = _Calm()
+        world: Any = Calm()
         super().__init__(Objects(world), Process("memory", home="memory", skew=0.0))
         self.unfinished: list[float] = []  # when half written objects were begun
         self.deleted: list[str] = []  # keys, in order

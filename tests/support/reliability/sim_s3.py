@@ -18,8 +18,8 @@ from infra.storage.base import VersionedObject
 from infra.storage.s3.errors import NoResponse
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
-from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, Process, Request, World
+from tests.support.reliability.sim_store import Objects
+from tests.support.reliability.sim_world import Process, Request
 
 _BUCKET = "bucket"
 
@@ -132,34 +132,6 @@ class _SimClient:
             return _error(409, "ConditionalRequestConflict")
         take_effect(request)
         return _error(500, "InternalError")
-
-
-class Simulated:
-    """A simulated store for callers outside of its world: time passes until a verb has ended."""
-
-    def __init__(self, kind: Callable[[Objects, Process], SimStore | SimS3Store]) -> None:
-        self.world = World(0, faults=Faults())
-        self.process = Process("contract", home="home", skew=0.0)
-        self.store = kind(Objects(self.world), self.process)
-
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            ended: list[Any] = []
-
-            def work() -> None:
-                try:
-                    found = getattr(self.store, verb)(*arguments, **named)
-                    ended.append(list(found) if verb == "list" else found)
-                except Exception as error:  # noqa: BLE001 - raised to the caller below
-                    ended.append(error)
-
-            self.world.spawn(self.process, work)
-            assert self.world.run(lambda: bool(ended), before=1e9)
-            if isinstance(ended[0], Exception):
-                raise ended[0]
-            return ended[0]
-
-        return call
 
 
 def _error(status: int, code: str) -> ClientError:
