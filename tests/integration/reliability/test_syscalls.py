@@ -1,6 +1,6 @@
 """A commit to a directory is stopped at a sample of its calls; see tests/campaigns.
 
-There it is stopped at each, and one to S3 too, of which test_simulation.py covers every request.
+There it is stopped at each. Of one to S3 test_simulation.py covers every request.
 """
 
 from pathlib import Path

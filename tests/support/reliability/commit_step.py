@@ -4,7 +4,6 @@ A commit is what a stage does when its job is done: the lease, the files and the
 the release of the lease. A writer is a fork of this process: it costs milliseconds, not imports.
 """
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -23,8 +22,7 @@ from flows.identity.manifest import File, Manifest, digest_of
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import Lease
 from flows.leases.process import Process
-from infra.storage.base import ObjectNotFound, Store
-from infra.storage.open import open_store
+from infra.storage.base import Store
 from nanochat_core.errors import NanochatError, StoreError
 from tests.support.flows import rows
 
@@ -46,11 +44,6 @@ def digest_of_toy(number: int) -> str:
         File(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="a")
         for name, data in _files(number).items()
     )
-
-
-def object_key(number: int) -> str:
-    """Where a single object goes; its contents are the digest of the toy."""
-    return f"{STAGE}/objects/{number}"
 
 
 def _files(number: int) -> dict[str, bytes]:
@@ -92,19 +85,6 @@ def commit(store: Store, number: int, toy: Path) -> Manifest:
     return published.manifest
 
 
-def open_warm(url: str) -> Store:
-    """A store that is connected, and whose conditions were tried before."""
-    store = open_store(url)
-    if url.startswith("s3:"):
-        from infra.storage.s3.store import S3Store
-
-        assert isinstance(store, S3Store)
-        store.faults = ()
-    with contextlib.suppress(ObjectNotFound):
-        store.head(f"{STAGE}/warm")
-    return store
-
-
 class Writer:
     """A process that commits until all is done, or it is killed.
 
@@ -117,7 +97,6 @@ class Writer:
         scratch: Path,
         numbers: range,
         *,
-        objects: bool = False,  # a single Store.put each, in place of an artifact
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self.scratch = scratch
@@ -140,7 +119,7 @@ class Writer:
                 before()
                 for number in numbers:
                     toy = toy if number == numbers[0] else make_toy(number, scratch)
-                    _commit_one(store, number, toy, log, objects=objects)
+                    _commit_one(store, number, toy, log)
                 code = 0
             except NanochatError as error:
                 self.errors.write_text(f"error: {error}\nhint: {error.hint}\n")
@@ -163,12 +142,8 @@ class Writer:
         return {int(number): digest for number, digest in pairs}
 
 
-def _commit_one(store: Store, number: int, toy: Path, log: int, *, objects: bool) -> None:
-    digest = digest_of_toy(number)
-    if objects:
-        store.put(object_key(number), digest.encode())
-    else:
-        digest = commit(store, number, toy).digest
+def _commit_one(store: Store, number: int, toy: Path, log: int) -> None:
+    digest = commit(store, number, toy).digest
     try:
         os.write(log, f"{number} {digest}\n".encode())
         _fsync(log)

@@ -15,32 +15,22 @@ import os
 import random
 import shutil
 import signal
-import stat
 import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import pytest
 
-from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from tests.support.flows.waiting import wait_until
-from tests.support.reliability.commit_step import (
-    STAGE,
-    Writer,
-    digest_of_toy,
-    identity_of,
-    object_key,
-)
-from tests.support.reliability.verdict import find_artifact, find_object
+from tests.support.reliability.commit_step import STAGE, Writer, digest_of_toy, identity_of
+from tests.support.reliability.verdict import find_artifact
 
-Fsync: TypeAlias = Literal["all", "directories", "files", "none"]
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = 2  # EXT4_GOING_FLAGS_NOLOGFLUSH
 _IMAGE = 96 << 20  # bytes
@@ -135,16 +125,13 @@ def make_disk() -> Generator[Disk]:
             _run("losetup", "--detach", device)
 
 
-def cut_power(*, cuts: int, seed: int, fsync: Fsync = "all", objects: bool = False) -> Report:
-    """Cut the power at random moments, several times a disk.
-
-    `fsync` is what is flushed to the disk; `objects`: single objects, not artifacts.
-    """
+def cut_power(*, cuts: int, seed: int, before: Callable[[], object] = lambda: None) -> Report:
+    """Cut the power at random moments, several times a disk; writers call `before` first."""
     chance, report = random.Random(seed), Report()
     for first in range(0, cuts, _CUTS_OF_AN_IMAGE):
         with make_disk() as disk:
-            wear_out = partial(_wear_out, disk, report, chance, fsync=fsync, objects=objects)
-            wear_out(range(first, min(first + _CUTS_OF_AN_IMAGE, cuts)))
+            numbers = range(first, min(first + _CUTS_OF_AN_IMAGE, cuts))
+            _wear_out(disk, report, chance, numbers, before)
     return report
 
 
@@ -153,19 +140,17 @@ def _wear_out(
     report: Report,
     chance: random.Random,
     cuts: range,
-    *,
-    fsync: Fsync,
-    objects: bool,
+    before: Callable[[], object],
 ) -> None:
     """Commit without an end on a disk whose power is cut again and again."""
     there: set[int] = set()  # numbers of what must be on the disk
     spoilt: set[int] = set()  # that were reported
     store = LocalStore(disk.mounted / "store")
-    start = partial(Writer, lambda: store, disk.mounted.with_name("scratch"), objects=objects)
+    start = partial(Writer, lambda: store, disk.mounted.with_name("scratch"))
     for cut in cuts:
         disk.mount()
         following = max(there | spoilt, default=-1) + 1
-        writer = start(range(following, 10**9), before=partial(_flush_only, fsync))
+        writer = start(range(following, 10**9), before=before)
         if chance.random() < 0.5:  # a slow machine would always be cut before the first one
             with contextlib.suppress(AssertionError):  # nor can one commit on a damaged disk
                 wait_until(writer.acknowledged, seconds=_PATIENCE, every=0.005)
@@ -181,7 +166,7 @@ def _wear_out(
         there.update(done)
         disk.mount()
         for number in sorted({*there, max(there | spoilt, default=-1) + 1}):
-            if what := _fault(store, number, is_due=number in there, objects=objects):
+            if what := _fault(store, number, is_due=number in there):
                 report.faults.append(f"cut {cut}: {what} of number {number}")
                 there.discard(number)
                 spoilt.add(number)
@@ -194,30 +179,19 @@ def _wear_out(
     disk.unmount()
 
 
-def _flush_only(what: Fsync) -> None:
-    """Let this process flush nothing else to the disk."""
-    fsync = os.fsync
-
-    def flush(descriptor: int) -> None:
-        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        if what in ("all", "directories" if is_directory else "files"):
-            fsync(descriptor)
-
-    os.fsync = flush
+def flush_nothing() -> None:
+    """Let this process flush nothing to the disk."""
+    os.fsync = lambda descriptor: None
 
 
-def _fault(store: Store, number: int, *, is_due: bool, objects: bool) -> str:
+def _fault(store: LocalStore, number: int, *, is_due: bool) -> str:
     """Return what is wrong with what a reader finds; "" if nothing is."""
-    digest = digest_of_toy(number)
-    if objects:
-        found = find_object(store, object_key(number), digest.encode())
-    else:
-        found = find_artifact(store, STAGE, identity_of(number).fingerprint)
+    found = find_artifact(store, STAGE, identity_of(number).fingerprint)
     if found.state == "none":
         return "lost" * is_due
     if found.state == "torn":
         return f"torn: {found.why}"
-    return "different" * (found.digest not in (None, digest))
+    return "different" * (found.digest != digest_of_toy(number))
 
 
 def _run(*command: str) -> str:

@@ -1,4 +1,4 @@
-"""A commit is stopped at each call that reaches a file or a socket: SIGKILL, EIO, a full disk.
+"""A commit is stopped at each call that reaches a file: SIGKILL, EIO, a full disk.
 
 Whatever happens, a reader finds the artifact whole or none; what was acknowledged is there; the
 writer ends in one clear line; and a second attempt finishes with the same digest. The calls are
@@ -39,12 +39,12 @@ DECISIVE = {"fsync", "write", "writelines", "flush", "rename", "replace", "link"
 # What is not asked of the kernel, or cannot fail.
 PURE = {"fspath", "fsdecode", "getpid", "urandom", "_exit"}
 PURE |= {"fileno", "isatty", "readable", "seekable", "writable"}
-MODULES = ("posix", "_io", "_socket", "_ssl", "fcntl")
+MODULES = ("posix", "_io", "fcntl")
 CLEAR = re.compile(r"error: [^\n]+\nhint: [^\n]+\n")
 
 
 def watch_calls(call: Callable[[str], None]) -> None:
-    """Call a function before each call of this process that reaches a file or a socket."""
+    """Call a function before each call of this process that reaches a file."""
 
     def look(frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and function.__name__ not in PURE:

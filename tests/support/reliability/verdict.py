@@ -41,12 +41,3 @@ def find_artifact(store: Store, stage: str, fingerprint: str) -> Verdict:
         if (len(content), hashlib.sha256(content).hexdigest()) != (file.size, file.sha256):
             return Verdict(state="torn", why=f"{file.key} has other bytes")
     return Verdict(state="whole", digest=manifest.digest)
-
-
-def find_object(store: Store, key: str, data: bytes) -> Verdict:
-    """Whether an object is there, and has these bytes."""
-    try:
-        found = store.get(key)
-    except ObjectNotFound:
-        return Verdict(state="none")
-    return Verdict(state="whole" if found == data else "torn", why=f"{found[:40]!r}")
