@@ -2,12 +2,11 @@
 
 One object is damaged in each trial: in the store, on the way from it, or in the cache. Then the
 artifact it belongs to is opened by name and fetched. It must come out right, or not at all with an
-error that names what is damaged. Where nothing can be told from the bytes, because they are an
-older, whole state of a record, that older state must come out, and nothing in between.
+error that names what is damaged. A record that is rolled back is whole, and nothing can tell it:
+then the older state must come out, and nothing in between.
 
-In the store run tiny-1 made the artifacts of generation 0, run tiny-2 those of generation 1. Each
-of generation 1 was asked for again, and came out otherwise than before. The tag main stands for
-tiny-2, the tag best for tiny-1.
+In the store run tiny-1 made an older artifact of each stage and run tiny-2 a newer one. The tag
+main stands for tiny-2, the tag best for tiny-1.
 """
 
 import dataclasses
@@ -15,7 +14,6 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,108 +38,14 @@ COPIES = ("cached file", "cached manifest")
 WAYS = {"answered wrongly at first": TRIES - 1, "answered wrongly always": 10**9}
 PLACES = (*OBJECTS, *COPIES, *WAYS)
 NAMED, RIGHT, OLDER, WRONG = "a named error", "the right bytes", "an older state", "WRONG"
-
-# What each stage of the pipeline leaves, by name.
 FILES = {
     "shards": ("shard_00000.parquet", "shard_00001.parquet", "index.json"),
-    "task_data": ("gsm8k_train.jsonl", "arithmetic_test.jsonl"),
-    "tokenizer": ("tokenizer.tiktoken", "tokenizer.json"),
     "tokens": ("train/00000.u16", "train/00000.lengths", "tokens.json"),
-    "rows": ("train.rows", "val.rows", "rows.json"),
-    "pretrain": ("model.safetensors", "config.json", "tokenizer/tokenizer.tiktoken"),
-    "base_eval": ("scores.json", "samples.jsonl"),
     "sft": ("model.safetensors", "config.json", "tokenizer/tokenizer.json"),
     "report": ("report.html", "report.md"),
 }
 RUN, OLD_RUN = "tiny-2", "tiny-1"
-EARLY = ("shards", "task_data", "tokenizer", "tokens")  # what tiny-2 knew when it had just begun
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """A store, and everything that was ever true in it."""
-
-    directory: Path
-    old: dict[str, Manifest]  # generation 0, by stage
-    new: dict[str, Manifest]  # generation 1
-    contents: dict[str, Contents]  # by digest of the artifact
-    earlier: dict[str, bytes]  # object -> what it held before, where it held something else
-
-    @property
-    def store(self) -> LocalStore:
-        """The store as it is."""
-        return LocalStore(self.directory)
-
-    def path(self, key: str) -> Path:
-        """Where an object's bytes are."""
-        return self.directory / key
-
-    def truth(self, manifest: Manifest) -> Contents:
-        """The bytes of an artifact's files."""
-        return self.contents[manifest.digest]
-
-
-def make_world(directory: Path, *, seed: int) -> World:
-    """Fill a store."""
-    generator = random.Random(seed)
-    store = LocalStore(directory / "store")
-    contents: dict[str, Contents] = {}
-
-    def make(stage: str, number: int, run: str, redo: int = 0) -> Manifest:
-        files = {name: _bytes_of(name, generator) for name in FILES[stage]}
-        output = directory / "output" / f"{stage}-{number}-{run}"
-        for name, data in files.items():
-            (output / name).parent.mkdir(parents=True, exist_ok=True)
-            (output / name).write_bytes(data)
-        log = output.with_suffix(".jsonl")
-        log.write_bytes(_bytes_of("events.jsonl", generator))
-        manifest = publish(
-            store,
-            identity_of(stage, number=number).redone(redo),
-            output,
-            logs=[log],
-            inputs={},
-            provenance=dataclasses.replace(PROVENANCE, run=run),
-        ).manifest
-        contents[manifest.digest] = files
-        return manifest
-
-    old = {stage: make(stage, 0, OLD_RUN) for stage in FILES}
-    first = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
-    new = {stage: make(stage, 1, RUN, redo=1) for stage in FILES}
-    earlier: dict[str, bytes] = {}
-    for stage, manifest in new.items():
-        earlier[manifest_key(manifest)] = store.get(manifest_key(first[stage]))
-        for file, before in zip(manifest.files, first[stage].files, strict=True):
-            earlier[file.key] = store.get(before.key)
-    put_run(store, OLD_RUN, *old.values(), started="2026-11-20T06:00:00Z")
-    put_run(store, RUN, *(new[stage] for stage in EARLY), status="running", ended=None)
-    earlier[f"runs/{RUN}.json"] = store.get(f"runs/{RUN}.json")
-    put_run(store, RUN, *new.values())
-    point(store, "best", OLD_RUN)
-    point(store, "main", OLD_RUN)
-    earlier["refs/main.json"] = store.get("refs/main.json")
-    point(store, "main", RUN)
-    return World(
-        directory=directory / "store",
-        old=old,
-        new=new,
-        contents=contents,
-        earlier=earlier,
-    )
-
-
-def manifest_key(manifest: Manifest) -> str:
-    """Where an artifact's manifest is."""
-    return f"{manifest.stage}/{manifest.fingerprint}/manifest.json"
-
-
-def _bytes_of(name: str, generator: random.Random) -> bytes:
-    """Some content; text where the name promises text."""
-    size = generator.randrange(200, 6000)
-    if name.endswith((".json", ".jsonl", ".md", ".html")):
-        return bytes(generator.choice(b'{}[]"abc 0123\n') for _ in range(size // 4))
-    return generator.randbytes(size)
+EARLY = ("shards", "tokens")  # what tiny-2 knew when it had just begun
 
 
 class Noisy(LocalStore):
@@ -153,14 +57,11 @@ class Noisy(LocalStore):
 
     def get_stored(self, key: str) -> VersionedObject:
         stored = super().get_stored(key)
-        data = self._pass_on(key, stored.data)
-        return VersionedObject(data=data, version=stored.version, age=stored.age)
+        return dataclasses.replace(stored, data=self._pass_on(key, stored.data))
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         super().fetch(key, path, size=size, on_bytes=on_bytes)
-        data = self._pass_on(key, path.read_bytes())
-        path.unlink()
-        path.write_bytes(data)
+        _write(path, self._pass_on(key, path.read_bytes()))
 
     def _pass_on(self, key: str, data: bytes) -> bytes:
         if key != self._key or not self._left:
@@ -172,7 +73,7 @@ class Noisy(LocalStore):
 
 
 class Damages:
-    """Trials on one world, which is whole again after each."""
+    """Trials on one store, which is whole again after each."""
 
     def __init__(
         self,
@@ -182,79 +83,110 @@ class Damages:
         places: Sequence[str] = PLACES,
         kinds: Sequence[str] = KINDS,
     ) -> None:
-        self.outcomes = Counter[str]()  # by "place kind: outcome"
+        self.outcomes = Counter[str]()
         self.faults: list[str] = []
         self._places, self._kinds = places, kinds
         self._generator = random.Random(seed)
-        self._world = make_world(directory, seed=seed)
-        self._keys = [entry.key for entry in self._world.store.list("")]
-        self._fresh = directory / "fresh"
+        self._directory = directory
+        self._root = directory / "store"
+        self._store = store = LocalStore(self._root)
+        self._contents: dict[str, Contents] = {}  # by digest of the artifact
+        self._old = {stage: self._make(stage, OLD_RUN) for stage in FILES}
+        self._new = {stage: self._make(stage, RUN) for stage in FILES}
+        self._earlier: dict[str, bytes] = {}  # record -> what it held before
+        put_run(store, OLD_RUN, *self._old.values(), started="2026-11-20T06:00:00Z")
+        put_run(store, RUN, *(self._new[stage] for stage in EARLY), status="running", ended=None)
+        point(store, "best", OLD_RUN)
+        point(store, "main", OLD_RUN)
+        for key in (f"runs/{RUN}.json", "refs/main.json"):
+            self._earlier[key] = store.get(key)
+        put_run(store, RUN, *self._new.values())
+        point(store, "main", RUN)
+        self._keys = [entry.key for entry in store.list("")]
         self._cache = directory / "cache"
-        with Cache(self._cache, LIMIT) as cache:
-            for item in self._world.new.values():
-                fetch(self._world.store, item, cache)
+        for item in self._new.values():
+            with Cache(self._cache, LIMIT) as cache:
+                fetch(store, item, cache)
 
     def run(self, trials: int) -> None:
         """Damage, look, mend; again and again."""
         for _ in range(trials):
             place = self._generator.choice(self._places)
             kind = self._generator.choice(self._kinds)
-            item = self._world.new[self._generator.choice(list(self._world.new))]
+            item = self._new[self._generator.choice(list(self._new))]
             (self._damage_copy if place in COPIES else self._damage_object)(place, kind, item)
 
     def summary(self) -> str:
         """Return how often each outcome was, in a line."""
-        ends = Counter[str]()
-        for what, count in self.outcomes.items():
-            ends[what.rpartition(": ")[2]] += count
-        each = ", ".join(f"{count:,} times {what}" for what, count in ends.most_common())
-        return f"{ends.total():,} damages: {each}; {len(self.faults)} faults"
+        each = ", ".join(f"{count:,} times {what}" for what, count in self.outcomes.most_common())
+        return f"{self.outcomes.total():,} damages: {each}; {len(self.faults)} faults"
+
+    def _make(self, stage: str, run: str) -> Manifest:
+        """Publish an artifact of a run."""
+        files = {name: self._bytes_of(name) for name in FILES[stage]}
+        output = self._directory / "output" / f"{stage}-{run}"
+        for name, data in files.items():
+            (output / name).parent.mkdir(parents=True, exist_ok=True)
+            (output / name).write_bytes(data)
+        log = output.with_suffix(".jsonl")
+        log.write_bytes(self._bytes_of("events.jsonl"))
+        made = publish(
+            self._store,
+            identity_of(stage, run=run),
+            output,
+            logs=[log],
+            inputs={},
+            provenance=dataclasses.replace(PROVENANCE, run=run),
+        )
+        self._contents[made.manifest.digest] = files
+        return made.manifest
+
+    def _bytes_of(self, name: str) -> bytes:
+        """Some content; text where the name promises text."""
+        size = self._generator.randrange(200, 6000)
+        if name.endswith((".json", ".jsonl", ".md", ".html")):
+            return bytes(self._generator.choice(b'{}[]"abc 0123\n') for _ in range(size // 4))
+        return self._generator.randbytes(size)
 
     def _damage_object(self, place: str, kind: str, item: Manifest) -> None:
         """In the store or on the way from it."""
         what = place if place in OBJECTS else self._generator.choice(OBJECTS)
         key = self._object_of(what, item)
-        path = self._world.path(key)
+        path = self._root / key
         whole = path.read_bytes()
         damaged = self._damaged(kind, key, whole)
         if damaged == whole:
             return
-        if key in self._world.earlier and damaged == self._world.earlier[key]:
-            kind = "stale"  # it was swapped with just that
-        world, run = self._world, self._generator.choice(("tiny", "main", RUN))
-        older: Sequence[Contents] = ()  # the same bytes may be one of these
-        match what, kind:
-            case ("manifest", "delete") | ("run", "delete" | "stale") if run == "tiny":
-                # The run before made one too; a name stands for the newest finished run.
-                older = [world.truth(world.old[item.stage])]
-            case "tag", _:
-                run = "main"
-                older = [world.truth(world.old[item.stage])] if kind == "stale" else ()
-            case _:
-                pass
+        run = "main" if what == "tag" else self._generator.choice(("tiny", "main", RUN))
+        is_older = key in self._earlier and damaged == self._earlier[key]
+        if run == "tiny":  # a name stands for the newest finished run that has such an artifact
+            older = is_older or (damaged is None and what in ("run", "manifest"))
+        else:
+            older = is_older and what == "tag"
         named = {key}
-        if kind in ("delete", "stale"):
+        if damaged is None or is_older:
             named |= {f"there is no {item.stage}@{run}", RUN}
-        store = self._world.store
+        store = self._store
         if place in WAYS:
-            store = Noisy(self._world.directory, key, damaged, WAYS[place])
+            store = Noisy(self._root, key, damaged, WAYS[place])
         else:
             _write(path, damaged)
         try:
-            self._look(f"{place} {kind}", f"{item.stage}@{run}", item, store, named, older)
+            fresh = self._directory / "fresh"
+            self._look(f"{place} {kind}", f"{item.stage}@{run}", store, named, fresh, older=older)
         finally:
             _write(path, whole)
-            shutil.rmtree(self._fresh, ignore_errors=True)
+            shutil.rmtree(self._directory / "fresh", ignore_errors=True)
 
     def _object_of(self, place: str, item: Manifest) -> str:
-        """The key of an object to damage."""
+        """Return the key of an object to damage."""
         match place:
             case "file":
                 return self._generator.choice(item.files).key
             case "log":
                 return self._generator.choice(item.logs).key
             case "manifest":
-                return manifest_key(item)
+                return f"{item.ref.prefix}/manifest.json"
             case "run":
                 return f"runs/{RUN}.json"
             case _:
@@ -264,28 +196,29 @@ class Damages:
         self,
         what: str,
         name: str,
-        item: Manifest,
         store: LocalStore,
         named: set[str],
-        older: Sequence[Contents] = (),
+        cache: Path,
         *,
-        cache: Path | None = None,
+        older: bool = False,
     ) -> None:
-        """Fetch what a name stands for; compare it with what it truly is, or was in `older` states.
+        """Fetch what a name stands for; compare it with what it is, or was if it may be `older`.
 
         An error must contain one of `named`.
         """
         try:
-            found = _fetched(store, name, cache or self._fresh)
+            found = _fetched(store, name, cache)
         except NanochatError as error:
             text = f"{error} {error.hint}"
             outcome = NAMED if any(each in text for each in named) else f"names nothing: {text}"
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             outcome = f"{type(error).__name__}: {error}"
         else:
-            is_right = found == self._world.truth(item)
-            outcome = RIGHT if is_right else OLDER if found in older else WRONG
-        self.outcomes[f"{what}: {outcome}"] += 1
+            stage = name.partition("@")[0]
+            is_older = older and found == self._contents[self._old[stage].digest]
+            is_right = found == self._contents[self._new[stage].digest]
+            outcome = RIGHT if is_right else OLDER if is_older else WRONG
+        self.outcomes[outcome] += 1
         if outcome not in (NAMED, RIGHT, OLDER):
             self.faults.append(f"{what} of {name}: {outcome}")
 
@@ -303,33 +236,31 @@ class Damages:
         if damaged == whole:
             return
         _write(path, damaged)
-        store, name = self._world.store, f"{item.stage}@tiny"
-        self._look(f"{place} {kind}", name, item, store, set(), cache=self._cache)
+        name = f"{item.stage}@tiny"
+        self._look(f"{place} {kind}", name, self._store, set(), self._cache)
         if not path.exists() or path.read_bytes() != whole:
             self.faults.append(f"{place} {kind} of {name}: {path.name} was not mended")
             _write(path, whole)
 
     def _damaged(self, kind: str, key: str, whole: bytes) -> bytes | None:
-        """What an object holds after damage; None: it is gone."""
+        """Return what an object holds after damage. None means it is gone."""
         generator = self._generator
         if kind == "delete":
             return None
-        if kind == "stale" and key in self._world.earlier:
-            return self._world.earlier[key]
-        if kind == "truncate" and whole:
+        if kind == "stale" and key in self._earlier:
+            return self._earlier[key]
+        if kind == "truncate":
             return whole[: generator.randrange(len(whole))]
         if kind == "extend":
             return whole + generator.randbytes(generator.randrange(1, 64))
         if kind == "swap":
-            return self._world.path(generator.choice(self._others(key))).read_bytes()
-        if not whole:
-            return b"\0"
+            return self._store.get(generator.choice(self._others(key)))
         place = generator.randrange(len(whole))
         flipped = whole[place] ^ (1 << generator.randrange(8))
         return whole[:place] + bytes([flipped]) + whole[place + 1 :]
 
     def _others(self, key: str) -> list[str]:
-        """Objects to change places with: mostly of the same kind, which is harder to find."""
+        """Return objects to change places with: mostly of one kind, which is harder to find."""
         others = [other for other in self._keys if other != key]
         alike = [other for other in others if other.rpartition("/")[2] == key.rpartition("/")[2]]
         near = [other for other in others if other.partition("/")[0] == key.partition("/")[0]]
@@ -337,7 +268,7 @@ class Damages:
 
 
 def _fetched(store: LocalStore, name: str, cache: Path) -> Contents:
-    """An artifact's files, as a stage would read them."""
+    """Return an artifact's files, as a stage would read them."""
     item = open_artifact(store, name)
     with Cache(cache, LIMIT) as local:
         files = fetch(store, item, local) / "files"
@@ -349,13 +280,6 @@ def _fetched(store: LocalStore, name: str, cache: Path) -> Contents:
 
 
 def _write(path: Path, data: bytes | None) -> None:
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # a cached file may be a link to the store's object
     if data is not None:
         path.write_bytes(data)
-
-
-def check_variety(outcomes: Counter[str]) -> None:
-    """Every place was damaged in every way, and every answer was given."""
-    seen = {what.partition(":")[0] for what in outcomes}
-    assert seen == {f"{place} {kind}" for place in PLACES for kind in KINDS}
-    assert {what.rpartition(": ")[2] for what in outcomes} == {NAMED, RIGHT, OLDER}
