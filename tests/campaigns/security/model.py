@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.engine import Engine
@@ -28,6 +26,7 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.model.checkpoint import load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from tests.campaigns.security.records import change
 
 Trial: TypeAlias = Callable[[Path, random.Random], None]
 
@@ -36,8 +35,10 @@ MEMORY = 2**31  # bytes of address space that a child may take for its mutants
 ENGINE_MEMORY = 2**27
 MAX_CHARACTERS = 600  # of an error
 TEXT = "hello 12"
-WORDS = ("config.json", "tokenizer/tokenizer.json")
-FILES = (*WORDS, "model.safetensors", "optimizer.safetensors", "tokenizer/tokenizer.tiktoken")
+FILES = (
+    *("model.safetensors", "optimizer.safetensors"),
+    *("config.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer.tiktoken"),
+)
 COUNTS = [0, 1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 25, 31, 32, 33, 64, 65, 100, 512, 2**12, 2**16]
 HUGE = [2**20, 2**20 + 1, 2**24, 2**31 - 1, 2**31, 2**32 + 1, 2**63, 10**30]
 ODD = [None, True, False, "", "32", "bf16", "fp8", "int8", [], {}, [32, 32, 32], [[[]]], {"a": 1}]
@@ -91,39 +92,40 @@ def mutate(directory: Path, rng: random.Random) -> str:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         name = rng.choice((*FILES, "config.json", "config.json", "model.safetensors"))
         path = directory / name
-        if not path.exists():
+        if not path.exists():  # it was removed before
             continue
-        if rng.random() < 0.05:
-            done.append(_fit_gate(directory, rng))
-        elif rng.random() < 0.1:
-            done.append(f"{name}: {_damage(path, rng)}")
-        elif name in WORDS:
-            done.append(f"{name}: {_change_json(path, rng)}")
-        elif path.suffix == ".safetensors":
-            done.append(f"{name}: {_change_tensors(path, rng)}")
-        else:
-            done.append(f"{name}: {_change_ranks(path, rng)}")
+        change_text = _CHANGES[path.suffix] if rng.random() < 0.8 else _damage
+        data = bytearray(path.read_bytes())
+        try:
+            done.append(f"{name}: {change_text(data, rng)}")
+        except (ValueError, LookupError, struct.error, RecursionError, AttributeError, TypeError):
+            done.append(f"{name}: was spoilt before")
+            continue
+        path.write_bytes(data)
+        if rng.random() < 0.02:
+            done.append("gone")
+            path.unlink()
     return "; ".join(done)
 
 
-def _damage(path: Path, rng: random.Random) -> str:
+def _damage(data: bytearray, rng: random.Random) -> str:
     """Spoil the bytes of any file."""
-    data = bytearray(path.read_bytes())
-    kind = rng.choice(("truncated", "bytes changed", "emptied", "doubled", "gone", "nested"))
+    kind = rng.choice(("truncated", "bytes changed", "filled", "emptied", "doubled", "nested"))
+    place = rng.randrange(len(data) + 1)
     if kind == "truncated":
-        del data[rng.randrange(len(data) + 1) :]
+        del data[place:]
     elif kind == "bytes changed" and data:
         for _ in range(rng.choice((1, 2, 8))):
             data[rng.randrange(len(data))] = rng.randrange(256)
+    elif kind == "filled":  # the bytes of numbers that are none, of infinity, of large ones
+        filler = rng.choice((b"\xff", b"\x00\x00\x80\x7f", b"\x7f", rng.randbytes(64)))
+        data[place : place + 4096] = (filler * 4096)[: min(4096, len(data) - place)]
     elif kind == "emptied":
         data.clear()
     elif kind == "doubled":
         data *= 2
     elif kind == "nested":
         data[:] = b"[" * 100_000
-    path.write_bytes(data)
-    if kind == "gone":
-        path.unlink()
     return kind
 
 
@@ -133,147 +135,61 @@ def _value(rng: random.Random, old: Any) -> Any:
         return not old
     if isinstance(old, int | float) and rng.random() < 0.3:
         return rng.choice((-old, old + 1, old - 1, old * 2, old // 2, str(old), [old], float(old)))
-    if isinstance(old, list) and rng.random() < 0.7:
-        new = list(old)
-        kind = rng.randrange(4)
-        if kind == 0 and new:
-            new[rng.randrange(len(new))] = _value(rng, new[0])
-        elif kind == 1:
-            new += new
-        elif kind == 2:
-            new = new[1:]
-        else:
-            new = new * 400
-        return new
+    if isinstance(old, list) and rng.random() < 0.5:
+        return rng.choice((old + old, old[1:], old[::-1], [*old, 1], old * 400))
     if isinstance(old, str) and rng.random() < 0.5:
-        return rng.choice([*PATTERNS, "fp32", "compute", "line\nbreak", "\x1b[31m", "a" * 5000])
+        words = ("fp32", "compute", "line\nbreak", "\x1b[31m", "a" * 5000)
+        return rng.choice((*PATTERNS, *DTYPES, *words))
     return rng.choice(rng.choice((COUNTS, HUGE, ODD, NUMBERS, NOT_NUMBERS, [-c for c in COUNTS])))
 
 
-def _change_json(path: Path, rng: random.Random) -> str:
-    """Change, delete, swap or add settings."""
-    tree = _json_of(path)
-    if not isinstance(tree, dict):
-        return "was spoilt before"
-    group = rng.choice([g for g in (tree, *tree.values()) if isinstance(g, dict)])
-    name = rng.choice(sorted(group) or ["x"])
-    kind = rng.choice(("value", "value", "value", "value", "deleted", "swapped", "added"))
-    if kind == "value":
-        group[name] = _value(rng, group.get(name))
-    elif kind == "deleted":
-        group.pop(name, None)
-    elif kind == "swapped":
-        other = rng.choice(sorted(group) or ["x"])
-        group[name], group[other] = group.get(other), group.get(name)
-    else:
-        group[rng.choice(("more", "a\nb", "", name.upper()))] = 1
-    path.write_text(json.dumps(tree))
-    return f"{name} {kind} {group.get(name)!r:.60}"
+def _change_json(data: bytearray, rng: random.Random) -> str:
+    """Change, remove or add a setting."""
+    tree = json.loads(data)
+    what = change(tree, rng, lambda old: _value(rng, old))
+    data[:] = json.dumps(tree).encode()
+    return what
 
 
-def _fit_gate(directory: Path, rng: random.Random) -> str:
-    """Give a gate other channels, and weights that fit them."""
-    path, weights = directory / "config.json", directory / "model.safetensors"
-    tree = _json_of(path)
-    try:
-        tensors = load_file(weights)
-    except (OSError, ValueError, KeyError, SafetensorError):
-        return "was spoilt before"
-    if not isinstance(tree, dict) or not isinstance(tree.get("numerics"), dict):
-        return "was spoilt before"
-    name, gate = rng.choice((("smear_channels", "smear_gate"), ("gate_channels", "ve_gate")))
-    channels = rng.choice((1, 12, 31, 32, 33, 64, 2**12, 2**16))
-    for key, tensor in tensors.items():
-        if gate in key and tensor.ndim:
-            tensors[key] = torch.ones(tensor.size(0), channels)
-    tree["numerics"][name] = channels
-    save_file(tensors, weights)
-    path.write_text(json.dumps(tree))
-    return f"{name} and its weights {channels}"
-
-
-def _json_of(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _change_tensors(path: Path, rng: random.Random) -> str:
-    """Change what a safetensors header says, or the numbers behind it."""
-    try:
-        data = path.read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        header, body = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
-        names = sorted(name for name, entry in header.items() if entry["shape"])
-        name, other = rng.choice(names), rng.choice(names)
-    except (OSError, ValueError, struct.error, LookupError, TypeError, RecursionError):
-        return "was spoilt before"
-    entry = header[name]
-    kind = rng.choice(("entry", "entry", "entry", "name", "gone", "twin", "swap", "numbers"))
-    if kind == "entry":
-        kind = _change_entry(entry, header[other], rng)
-    elif kind == "name":
-        new = rng.choice(("other", "a\nb", "\x1b[2J", name + ".weight", "n" * 5000))
-        header[new] = header.pop(name)
-    elif kind == "gone":
-        del header[name]
-    elif kind == "twin":
-        header["twin"] = entry
-    elif kind == "swap":
+def _change_tensors(data: bytearray, rng: random.Random) -> str:
+    """Change what a safetensors header says of a tensor, its name, or which tensor it names."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    name, other = (rng.choice(sorted(header)) for _ in "ab")
+    what = f"{name} and {other} swapped"
+    if rng.random() < 0.7:
+        what = change(header, rng, lambda old: _value(rng, old))
+    elif rng.random() < 0.5:
         header[name], header[other] = header[other], header[name]
     else:
-        filler = rng.choice((b"\xff", b"\x00\x00\x80\x7f", b"\x7f", rng.randbytes(64)))
-        first = rng.randrange(len(body) + 1)
-        last = min(len(body), first + 4096)
-        body[first:last] = (filler * 4096)[: last - first]
+        new = rng.choice((other, "a\nb", "\x1b[2J", name + ".weight", "n" * 5000))
+        header[new], what = header.pop(name), f"{name} renamed"
     text = json.dumps(header).encode()
     length = len(text)
     if rng.random() < 0.05:
         length = rng.choice((0, 1, length - 1, length + 1, 2**40, 2**63))
-    path.write_bytes(struct.pack("<Q", length) + text + body)
-    return f"{name} {kind} {header.get(name)!r:.90}"
+    data[:] = struct.pack("<Q", length) + text + body
+    return what
 
 
-def _change_entry(entry: dict[str, Any], other: dict[str, Any], rng: random.Random) -> str:
-    """Change the shape, type or place of a tensor."""
-    shape, kind = entry["shape"], rng.choice(("shape", "dtype", "offsets"))
-    if kind == "shape":
-        place = rng.randrange(len(shape))
-        longer = [*shape[:place], rng.choice(COUNTS + HUGE), *shape[place + 1 :]]
-        entry["shape"] = rng.choice((longer, shape[::-1], [*shape, 1], [-1, *shape[1:]], []))
-    elif kind == "dtype":
-        entry["dtype"] = rng.choice(DTYPES)
-        if rng.random() < 0.5:  # as many bytes, in another type
-            entry["shape"] = [*shape[:-1], shape[-1] // 2]
-    else:
-        places = ([0, 8], [8, 0], [-8, 8], [0, 2**62], [2**64, 2**64 + 8], [0], "x")
-        entry["data_offsets"] = rng.choice((*places, other["data_offsets"]))
-    return kind
-
-
-def _change_ranks(path: Path, rng: random.Random) -> str:
-    """Change lines of the tokenizer's table."""
-    lines = path.read_bytes().splitlines()
-    if not lines:
-        return "was spoilt before"
+def _change_ranks(data: bytearray, rng: random.Random) -> str:
+    """Change a line of the tokenizer's table."""
+    lines = data.splitlines()
     place = rng.randrange(len(lines))
-    token = lines[place].partition(b" ")[0]
-    kind = rng.choice(("gone", "twice", "rank", "token", "swapped"))
-    if kind == "gone":
-        del lines[place]
-    elif kind == "twice":
-        lines.append(lines[place])
-    elif kind == "rank":
-        ranks = (b"-1", b"0", b"257", b"9" * 30, b"9" * 5000, b"1.5", b"x", b"1 2", b"1_0", b"")
-        lines[place] = token + b" " + rng.choice(ranks)
-    elif kind == "token":
-        lines[place] = rng.choice((b"", b"A", b"////", b"AA==", b"\xff")) + b" %d" % place
-    else:
-        other = rng.randrange(len(lines))
-        lines[place], lines[other] = lines[other], lines[place]
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    return f"line {place} {kind}"
+    token, _, rank = lines[place].partition(b" ")
+    ranks = (b"-1", b"0", b"257", b"9" * 30, b"9" * 5000, b"1.5", b"x", b"1 2", b"1_0", b"")
+    tokens = (b"", b"A", b"////", b"AA==", b"\xff")
+    another = (token + b" " + rng.choice(ranks), rng.choice(tokens) + b" " + rank)
+    lines[place] = rng.choice((*another, b"", rng.choice(lines)))
+    data[:] = b"\n".join(lines) + b"\n"
+    return f"line {place} is {bytes(lines[place])[:40]}"
+
+
+_CHANGES: dict[str, Callable[[bytearray, random.Random], str]] = {
+    ".json": _change_json,
+    ".safetensors": _change_tensors,
+    ".tiktoken": _change_ranks,
+}
 
 
 def answer(directory: Path, rng: random.Random) -> None:

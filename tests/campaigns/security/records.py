@@ -12,7 +12,7 @@ import os
 import random
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def ruin(data: bytes, choose: random.Random) -> tuple[str, bytes, bool]:
         case _:
             tree = json.loads(data)
             del tree["check"]
-            what = _change(tree, choose)
+            what = change(tree, choose, lambda old: choose.choice(_VALUES))
             try:
                 check = fingerprint_of(json.loads(json.dumps(tree)))
             except (ValueError, TypeError):  # no checksum of ours covers it
@@ -134,17 +134,16 @@ def ruin(data: bytes, choose: random.Random) -> tuple[str, bytes, bool]:
             return what, json.dumps({**tree, "check": check}).encode(), False
 
 
-def _change(tree: dict[str, Any], choose: random.Random) -> str:
-    """Change one value somewhere in a record; return what was done."""
-    places = list(_places(tree, ()))
-    holder, name, path = choose.choice(places)
+def change(tree: dict[str, Any], choose: random.Random, value: Callable[[Any], Any]) -> str:
+    """Change one value somewhere in a JSON tree, to `value` of it; return what was done."""
+    holder, name, path = choose.choice(list(_places(tree, ())))
     if choose.random() < 0.15:
         del holder[name]
         return f"{path} removed"
     if choose.random() < 0.15 and isinstance(holder, dict):
-        holder["surplus"] = choose.choice(_VALUES)
+        holder["surplus"] = value(holder[name])
         return f"{path} has a neighbour"
-    holder[name] = choose.choice(_VALUES)
+    holder[name] = value(holder[name])
     return f"{path} = {ascii(holder[name])[:40]}"
 
 
