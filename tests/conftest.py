@@ -1,4 +1,4 @@
-"""For all tests: real servers on request, and skips summed up in three lines."""
+"""For all tests: real servers on request, and which worker runs which file."""
 
 import atexit
 import contextlib
@@ -10,7 +10,6 @@ import signal
 import sqlite3
 import tempfile
 import uuid
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ TRANSFORMERS = (
     "tests/integration/nanochat_core/interop/test_transformers_files.py",
 )
 PREFECT = "prefect-server"  # in the directory of a run
-SKIPS_SHOWN = 3  # lines
 SHARED = pytest.StashKey[Path]()
 
 # Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
@@ -222,29 +220,3 @@ def _send_what_is_queued() -> None:
 
     APILogWorker.drain_all()
     EventsWorker.drain_all()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print which tests were skipped for which reasons: at most three lines."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
-    lines = [f"{count} skipped: {reason}" for reason, count in reasons.most_common()]
-    if len(lines) > SKIPS_SHOWN:
-        rest = sum(count for _, count in reasons.most_common()[SKIPS_SHOWN - 1 :])
-        lines[SKIPS_SHOWN - 1 :] = [f"{rest} skipped for other reasons: pytest -rs lists them all"]
-    for line in lines:
-        terminalreporter.write_line(line)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Where several tests failed, print the first failure again, as the last thing."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    stats = {} if reporter is None else reporter.stats
-    failed = [*stats.get("error", ()), *stats.get("failed", ())]
-    if len(failed) > 1:
-        first = min(failed, key=lambda report: getattr(report, "start", 0.0))
-        reporter.write_sep("=", f"the first of {len(failed)} failures: {first.nodeid}")
-        reporter.write_line(first.longreprtext)
-        for title, text in first.sections:
-            reporter.write_sep("-", title)
-            reporter.write_line(text)

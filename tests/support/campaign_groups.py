@@ -115,7 +115,7 @@ def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> st
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-c", _PYTEST, "-q", "-rfEs", *paths]
-        command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # with what it found
+        command += [f"--junitxml={report}"]
         with subprocess.Popen(command, cwd=ROOT) as pytest:
             stopped = []
             try:

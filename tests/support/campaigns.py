@@ -22,7 +22,7 @@ class Campaign:
     """What a campaign is given, and where it says what it found."""
 
     seed: int
-    found: Callable[[object], None]  # record what stands in the campaign's row of the table
+    found: Callable[[object], None]  # print what the campaign found
 
     def trials(self, usual: int) -> int:
         """Return NANOCHAT_TRIALS, or the usual number."""
