@@ -1,13 +1,14 @@
 """The whole product as its users meet it: up, form, cancel, failure, retry, schedule, fetch, down.
 
 Everything but the commands `up`, `fetch` and `down` goes over HTTP, as Prefect's pages do it. `-s`
-prints how long a run takes to get going, and one that has nothing to do.
+prints how long a run takes to get going, and one that has nothing to do. What the form offers and
+refuses: tests/integration/deployments/test_forms.py.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from flows.stages import STAGES
 from tests.campaigns.end_to_end.small import (
     SECONDS,
-    form_values,
     newest_step,
     stages_of,
     start_flow,
@@ -30,16 +30,6 @@ FORM, NIGHTLY = "nanochat/nanochat", "nanochat-eval/main"
 NAME = "main"  # of the run that the nightly evaluation is about
 FAILING = "sft"
 BEFORE_FAILURE = {"shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "midtrain"}
-WRONG = (  # what a user may mistype, each refused by the API
-    {"profile": "tinny"},
-    {"depth": 0},
-    {"depth": "deep"},
-    {"from_stage": "pretrian"},
-    {"force": ["nothing"]},
-    {"gpus": -1},
-    {"nodes": 0},
-    {"overrides": "pretrain.num_steps=1"},
-)
 
 
 @pytest.fixture
@@ -51,8 +41,6 @@ def stack(tmp_path: Path) -> Iterator[LiveStack]:
 
 def test_up_form_cancel_failure_retry_schedule_fetch_and_down(stack: LiveStack) -> None:
     come_up(stack)
-    look_at_form(stack)
-    refuse_wrong_values(stack)
     run = train(stack)
     look_at_artifacts(stack, run)
     run_cached(stack)
@@ -85,42 +73,6 @@ def come_up(stack: LiveStack) -> None:
             return any(worker["status"] == "ONLINE" for worker in workers)
 
         wait_until(has_worker, seconds=60, what=f"a worker of {pool}")
-
-
-def look_at_form(stack: LiveStack) -> None:
-    """Look at what the run form is made from: descriptions, choices and bounds."""
-    schema = stack.api.deployment(FORM)["parameter_openapi_schema"]
-    fields: dict[str, Any] = schema["properties"]
-    assert [name for name, field in fields.items() if not field.get("description")] == []
-    assert "tiny" in choices_of(fields["profile"], schema)
-    assert FAILING in choices_of(fields["from_stage"], schema) & choices_of(fields["force"], schema)
-    depth = json.dumps(fields["depth"])
-    assert "minimum" in depth, depth
-    assert "maximum" in depth, depth
-
-
-def choices_of(field: Mapping[str, Any], schema: Mapping[str, Any]) -> set[str]:
-    """Return everything that a field offers, however deep its schema has it."""
-    found = set[str](map(str, field.get("enum", ())))
-    parts = [*field.get("anyOf", ()), *field.get("allOf", ())]
-    parts += [field["items"]] if "items" in field else []
-    if "$ref" in field:
-        parts.append(schema["definitions"][field["$ref"].rpartition("/")[2]])
-    return found.union(*(choices_of(part, schema) for part in parts))
-
-
-def refuse_wrong_values(stack: LiveStack) -> None:
-    """By the API where the schema knows better, else in the first second of the run."""
-    deployment = stack.api.deployment(FORM)
-    for wrong in WRONG:
-        answer = stack.api.submit_form(deployment, {**form_values("wrong"), **wrong}, name="wrong")
-        assert answer.status_code in (409, 422), (wrong, answer.status_code, answer.text)
-    assert stack.api.runs_of(deployment) == []
-    run = start_flow(stack, "wrong", pretrain__num_step=1)
-    ended = stack.api.wait_for_end(run, seconds=120)
-    assert ended["state_type"] == "FAILED", ended["state"]
-    assert "pretrain.num_step" in ended["state"]["message"], ended["state"]
-    assert stack.api.task_runs(run) == []
 
 
 def train(stack: LiveStack) -> str:

@@ -4,10 +4,8 @@ What counts is the whole command, from the shell and back, on a machine with not
 one that is busy, times are printed (pytest -s), and those tests are skipped.
 """
 
-import compileall
 import dataclasses
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code
+from flows.identity.fingerprint import REPOSITORY, Code
 from flows.profiles import open_profile
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -35,21 +33,10 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of our packages: an edit meanwhile would leave something to run."""
-    root = tmp_path_factory.mktemp("repository")
-    for package in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
-    compileall.compile_dir(root, quiet=1)  # as an installed package is
-    return root
-
-
-@pytest.fixture(scope="module")
-def full(root: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
+def full(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     """A store with every stage of today's tiny, and OLD artifacts of other seeds."""
     directory = tmp_path_factory.mktemp("full")
-    store, code = LocalStore(directory / "store"), Code(root)
+    store, code = LocalStore(directory / "store"), Code(REPOSITORY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)  # a power cut here would be no loss
         for seed in range(1, OLD // len(STAGES) + 2):
@@ -68,13 +55,13 @@ def full_s3(full: LocalStore, s3_store: Store) -> str:
     return s3_store.url
 
 
-def check_seconds(root: Path, *words: str, code: int, at_most: float) -> None:
+def check_seconds(*words: str, code: int, at_most: float) -> None:
     """Fail if the best of a few tries takes too long; skip on a machine that was busy before."""
     load, seconds = os.getloadavg()[0], list[float]()
     for _ in range(TRIES):
         began = time.monotonic()
         command = [sys.executable, "-m", "flows.cli.app", *words]
-        done = subprocess.run(command, cwd=root, capture_output=True, check=False)
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
         seconds.append(time.monotonic() - began)
         assert (done.returncode, done.stderr) == (code, b"")
     print(f"\n{' '.join(words)}: {min(seconds):.2f} s at a load of {load:.1f}")
@@ -86,14 +73,14 @@ def check_seconds(root: Path, *words: str, code: int, at_most: float) -> None:
 @pytest.mark.parametrize(("kind", "at_most"), [("full", 0.5), ("full_s3", 2.0)])
 @pytest.mark.parametrize("case", CASES)
 def test_a_plan_of_a_directory_takes_half_a_second_and_of_a_server_two(
-    root: Path, tmp_path: Path, request: pytest.FixtureRequest, kind: str, at_most: float, case: str
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, at_most: float, case: str
 ) -> None:
     store = request.getfixturevalue(kind)
     url = store if isinstance(store, str) else store.url
     words, code = CASES[case]
     place = ("--gpus", "0", "--home", str(tmp_path / "home"), "--store", url)
-    check_seconds(root, "plan", "tiny", "--exit-code", *words, *place, code=code, at_most=at_most)
+    check_seconds("plan", "tiny", "--exit-code", *words, *place, code=code, at_most=at_most)
 
 
-def test_help_takes_half_a_second(root: Path) -> None:
-    check_seconds(root, "--help", code=0, at_most=0.5)
+def test_help_takes_half_a_second() -> None:
+    check_seconds("--help", code=0, at_most=0.5)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-_CHUNK = 1 << 20
-
 
 def forms_of(secret: str) -> tuple[bytes, ...]:
     """A secret as it is, as part of a URL, and in base64 wherever it begins there."""
@@ -32,15 +30,9 @@ def find_in_files(directory: Path, secrets: Mapping[str, str]) -> Iterator[str]:
 
 def find_in_file(path: Path, secrets: Mapping[str, str]) -> list[str]:
     """Names of the secrets that a file has."""
-    overlap = max(len(form) for secret in secrets.values() for form in forms_of(secret))
-    found: dict[str, None] = {}
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        rest = b""
-        while block := file.read(_CHUNK):
-            text = rest + block
-            found |= dict.fromkeys(find_in_text(text, secrets))
-            rest = text[-overlap:]
-    return list(found)
+    with contextlib.suppress(FileNotFoundError):
+        return find_in_text(path.read_bytes(), secrets)
+    return []
 
 
 def find_in_text(text: bytes, secrets: Mapping[str, str]) -> list[str]:
