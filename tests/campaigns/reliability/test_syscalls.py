@@ -1,6 +1,5 @@
 """A commit to a directory is stopped at every call that reaches a file."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.reliability.syscalls import stop_commits
 def test_a_commit_to_a_directory_may_be_stopped_at_any_call(
     tmp_path: Path, campaign: Campaign
 ) -> None:
-    count = campaign.trials(10_000) if "NANOCHAT_TRIALS" in os.environ else None
+    count = campaign.trials(10_000)
     number, faults = stop_commits(LocalStore, tmp_path, count=count, seed=campaign.seed)
     campaign.found(f"{number:,} points, {len(faults)} broke a promise")
     assert faults == []

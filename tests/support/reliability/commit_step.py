@@ -27,7 +27,7 @@ from nanochat_core.errors import NanochatError, StoreError
 from tests.support.flows import rows
 
 STAGE = "toy"
-SIZES = {"empty.json": 0, "tokenizer/small.bin": 700, "weights.bin": 20_000}  # bytes
+TRAIN = random.Random(1).randbytes(20_000)  # the bytes of the largest file
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _fsync = os.fsync  # the real one
 
@@ -38,32 +38,17 @@ def identity_of(number: int) -> Identity:
 
 
 @cache
-def digest_of_toy(number: int) -> str:
-    """What the digest of its artifact must be."""
+def digest_of_toy() -> str:
+    """Return what the digest of each artifact must be: all have the files of write_output."""
+    files = {"rows.json": b"{}", "sub/empty.bin": b"", "train.rows": TRAIN}
     return digest_of(
         File(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="a")
-        for name, data in _files(number).items()
+        for name, data in files.items()
     )
 
 
-def _files(number: int) -> dict[str, bytes]:
-    chance = random.Random(number)
-    return {name: chance.randbytes(size) for name, size in SIZES.items()}
-
-
-def make_toy(number: int, directory: Path) -> Path:
-    """Write the files of an artifact below a directory, unless they are there; return where."""
-    place = directory / f"{number}"
-    if not (place / "events.jsonl").exists():
-        for name, data in _files(number).items():
-            (place / "output" / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / "output" / name).write_bytes(data)
-        (place / "events.jsonl").write_bytes(b"{}\n" * 100)
-    return place
-
-
-def commit(store: Store, number: int, toy: Path) -> Manifest:
-    """Publish an artifact under its lease, from the files of `make_toy`. Raises NanochatError."""
+def commit(store: Store, number: int, scratch: Path) -> Manifest:
+    """Publish an artifact under its lease, from files in `scratch`. Raises NanochatError."""
     identity = identity_of(number)
     found = publish.find_manifest(store, identity.ref)
     if found is not None:
@@ -72,12 +57,11 @@ def commit(store: Store, number: int, toy: Path) -> Manifest:
     held = try_acquire(store, identity.ref, claim)
     assert isinstance(held, HeldLease), "one writer at a time, all of one machine"
     holder = {"run": claim.run, "owner": held.record.owner, "epoch": held.record.epoch}
-    published = publish.publish(
+    published = rows.publish_output(
         store,
-        identity,
-        toy / "output",
-        logs=[toy / "events.jsonl"],
-        inputs={},
+        scratch / "work" / "output",
+        identity=identity,
+        logs=[scratch / "work" / "events.jsonl"],
         provenance=replace(rows.PROVENANCE, **holder),
         check_lease=held.check,
     )
@@ -114,12 +98,12 @@ class Writer:
                 me = Process.this()  # read from /proc, which has no disk that could fail
                 Process.this = staticmethod(lambda: me)
                 log = os.open(scratch / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                toy = make_toy(numbers[0], scratch)
+                rows.write_output(scratch, train=TRAIN)
                 os.close(is_ready)
                 before()
                 for number in numbers:
-                    toy = toy if number == numbers[0] else make_toy(number, scratch)
-                    _commit_one(store, number, toy, log)
+                    commit(store, number, scratch)
+                    _acknowledge(log, number)
                 code = 0
             except NanochatError as error:
                 self.errors.write_text(f"error: {error}\nhint: {error.hint}\n")
@@ -135,17 +119,15 @@ class Writer:
         """Return its exit code, or minus the signal that killed it."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
-    def acknowledged(self) -> dict[int, str]:
-        """Number -> digest of every commit that was reported as done. A line cut short was not."""
+    def acknowledged(self) -> set[int]:
+        """Return the number of each commit that was reported as done. A line cut short was not."""
         lines = (self.scratch / "acknowledged").read_text().splitlines(keepends=True)
-        pairs = (line.split() for line in lines if line.endswith("\n"))
-        return {int(number): digest for number, digest in pairs}
+        return {int(line) for line in lines if line.endswith("\n")}
 
 
-def _commit_one(store: Store, number: int, toy: Path, log: int) -> None:
-    digest = commit(store, number, toy).digest
+def _acknowledge(log: int, number: int) -> None:
     try:
-        os.write(log, f"{number} {digest}\n".encode())
+        os.write(log, f"{number}\n".encode())
         _fsync(log)
     except OSError as error:  # a disturbance that came after the commit
         raise StoreError(f"cannot acknowledge: {error.strerror}") from error

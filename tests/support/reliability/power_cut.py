@@ -191,7 +191,7 @@ def _fault(store: LocalStore, number: int, *, is_due: bool) -> str:
         return "lost" * is_due
     if found.state == "torn":
         return f"torn: {found.why}"
-    return "different" * (found.digest != digest_of_toy(number))
+    return "different" * (found.digest != digest_of_toy())
 
 
 def _run(*command: str) -> str:

@@ -29,7 +29,6 @@ from tests.support.reliability.commit_step import (
     commit,
     digest_of_toy,
     identity_of,
-    make_toy,
 )
 from tests.support.reliability.verdict import find_artifact
 
@@ -102,16 +101,16 @@ def disturb(make_store: Callable[[], Store], directory: Path, nth: int, how: str
     found = find_artifact(store, STAGE, identity_of(0).fingerprint)
     again = ""
     try:
-        manifest = commit(store, 0, make_toy(0, scratch))
+        manifest = commit(store, 0, scratch)
         after = find_artifact(store, STAGE, manifest.fingerprint)
-        if (after.state, after.digest) != ("whole", digest_of_toy(0)):
+        if (after.state, after.digest) != ("whole", digest_of_toy()):
             again = f"{after}"
     except NanochatError as error:
         again = str(error)
     shutil.rmtree(scratch)
     faults = {
         "torn": found.state == "torn",
-        "different": found.digest not in (None, digest_of_toy(0)),
+        "different": found.digest not in (None, digest_of_toy()),
         "lost": acknowledged and found.state != "whole",
         "unclear": code > 0 and not CLEAR.fullmatch(said),
         "swallowed": code == 0 and how != "killed" and call in DECISIVE,
@@ -124,15 +123,15 @@ def disturb(make_store: Callable[[], Store], directory: Path, nth: int, how: str
 
 
 def stop_commits(
-    make_store: Callable[[Path], Store], directory: Path, *, count: int | None, seed: int
+    make_store: Callable[[Path], Store], directory: Path, *, count: int, seed: int
 ) -> tuple[int, list[str]]:
-    """Disturb a commit at `count` points, or at all of them; return how many, and the faults.
+    """Disturb a commit at `count` points, at most at each; return at how many, and the faults.
 
     `make_store` makes an empty store from the path of a directory that does not exist.
     """
     calls = find_calls(lambda: make_store(directory / "first"), directory)
     points = [(nth, how) for nth in range(len(calls)) for how in HOW]
-    chosen = points if count is None else random.Random(seed).sample(points, count)
+    chosen = random.Random(seed).sample(points, min(count, len(points)))
     faults: list[str] = []
     for number, (nth, how) in enumerate(chosen):
         place = directory / f"store-{number}"
@@ -160,7 +159,3 @@ class InPlaceStore(LocalStore):
             return self.get(key) == data
         self.put(key, data)
         return True
-
-    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-        """See Store."""
-        self.put(key, path.read_bytes())
