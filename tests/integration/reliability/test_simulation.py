@@ -9,9 +9,8 @@ import pytest
 from tests.support.reliability.sim_mutations import MUTATIONS
 from tests.support.reliability.simulation import PLAIN, Kind, Tally, simulate, simulate_many
 
-NORMAL = 600  # histories of each kind; tests/campaigns has more
+NORMAL = 1000  # histories; tests/campaigns has more
 UNTIL_FOUND = 2000  # seeds within which a missing protection shows; most need five
-FORCED, REVISED = Kind(forced=True), Kind(revised=True)
 HAPPENS = (
     *(
         "lost request",
@@ -27,7 +26,7 @@ HAPPENS = (
     *("crash before", "crash after", "started again", "pause before", "pause after", "cut off"),
     "clock set",
     *("lease taken up", "lease taken over", "LeaseLost", "StoreUnavailable"),
-    *("published", "adopted", "divergent", "read"),
+    *("published", "adopted", "divergent", "read", "redone", "revoked"),
 )
 
 
@@ -38,16 +37,6 @@ def tally() -> Tally:
 
 def test_every_invariant_holds_in_every_history(tally: Tally):
     assert not tally.broken, tally.report(PLAIN)
-
-
-def test_every_invariant_holds_when_artifacts_are_built_again():
-    tally = simulate_many(range(NORMAL // 3), FORCED, max_broken=1)
-    assert not tally.broken, tally.report(FORCED)
-
-
-def test_every_invariant_holds_when_artifacts_are_taken_back():
-    tally = simulate_many(range(NORMAL // 3), REVISED, max_broken=1)
-    assert not tally.broken, tally.report(REVISED)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

@@ -44,16 +44,13 @@ class Kind:
     """What sort of histories."""
 
     mutation: str = ""  # the protection that is missing
-    forced: bool = False  # some runs ask for the artifact again
-    revised: bool = False  # the artifact is revoked
-    gc: bool = False  # runs of three stages, and collections; none of the above
+    gc: bool = False  # runs of three stages, and collections
 
     def command(self, seed: int) -> str:
         """Return the command that shows a history."""
         mutation = f" --mutation {self.mutation}" if self.mutation else ""
-        flags = "".join(f" --{n}" for n in ("forced", "revised", "gc") if getattr(self, n))
         module = "tests.support.reliability.simulation"
-        return f".venv/bin/python -m {module} --seed {seed}{mutation}{flags}"
+        return f".venv/bin/python -m {module} --seed {seed}{mutation}{' --gc' * self.gc}"
 
 
 PLAIN = Kind()
@@ -62,7 +59,6 @@ PLAIN = Kind()
 class _Simulation(Simulation):
     def __init__(self, seed: int, kind: Kind, *, scratch: Path, trace: list[str] | None) -> None:
         rng = random.Random(seed)
-        self.kind = kind
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
         store = chosen or rng.choice((SimStore, SimS3Store))
         faults = replace(
@@ -82,19 +78,19 @@ class _Simulation(Simulation):
             self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
         if rng.random() < 0.5:
             self.start("reader", partial(Reader, self.scene))
-        if kind.revised and rng.random() < 0.5:
+        if rng.random() < 0.25:
             self.start("reviser", partial(Reviser, self.scene))
 
     def draw_builder(self, run: str) -> Callable[[Process], Builder]:
         force, rude = (self.rng.random() < 0.2 for _ in range(2))
-        if force and self.kind.forced:
+        if force:
             self.referee.forced.add(run)
         return partial(
             Builder,
             self.scene,
             run=run,
             content=self.rng.choice((_SAME, _SAME, _OTHER)),
-            force=run in self.referee.forced,
+            force=force,
             rude=rude,
         )
 
@@ -166,8 +162,6 @@ def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True, help="of the history to show")
     parser.add_argument("--mutation", default="", choices=("", *MUTATIONS), help="take this out")
-    parser.add_argument("--forced", action="store_true", help="some runs build it again")
-    parser.add_argument("--revised", action="store_true", help="an artifact is taken back")
     parser.add_argument("--gc", action="store_true", help="garbage is collected")
     given = vars(parser.parse_args())
     history = simulate(given.pop("seed"), Kind(**given), trace=True)
