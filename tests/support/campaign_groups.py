@@ -67,10 +67,6 @@ GROUPS = {
 }
 STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
 _END_SECONDS = 120.0  # for the fixtures of a stopped group
-# A shell starts background processes with SIGINT ignored, which would stop nothing.
-_PYTEST = """import signal, sys, pytest
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.exit(pytest.main())"""
 
 
 def read_rows(text: str) -> dict[str, list[str]]:
@@ -114,7 +110,7 @@ def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> st
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-c", _PYTEST, "-q", "-rfEs", *paths]
+        command = [sys.executable, "-m", "pytest", "-q", "-rfEs", *paths]
         command += [f"--junitxml={report}"]
         with subprocess.Popen(command, cwd=ROOT) as pytest:
             stopped = []

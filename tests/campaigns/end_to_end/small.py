@@ -35,18 +35,6 @@ PLACE = ("threads=1",)  # sums depend on the number of threads
 SECONDS = 1800.0  # for a flow on a busy machine; two minutes on an idle one
 
 
-def form_values(name: str, **settings: Any) -> dict[str, Any]:
-    """Return what is typed into the form; `settings` are more overrides, section__name=value."""
-    changed = {name.replace("__", "."): value for name, value in settings.items()}
-    return {
-        "profile": "tiny",
-        "depth": DEPTH,
-        "overrides": [f"{name}={value}" for name, value in {**SETTINGS, **changed}.items()],
-        "place": list(PLACE),
-        "run_name": name,
-    }
-
-
 def start_flow(
     stack: LiveStack,
     name: str,
@@ -55,8 +43,18 @@ def start_flow(
     fields: Mapping[str, Any] = {},
     **settings: Any,
 ) -> str:
-    """Trigger a run as the form does, and return its id; `fields` are more of the form's."""
-    values = form_values(name, **settings)
+    """Trigger a run as the form does, and return its id.
+
+    `settings` are more overrides, section__name=value, and `fields` more of the form's.
+    """
+    changed = {name.replace("__", "."): value for name, value in settings.items()}
+    values = {
+        "profile": "tiny",
+        "depth": DEPTH,
+        "overrides": [f"{name}={value}" for name, value in {**SETTINGS, **changed}.items()],
+        "place": list(PLACE),
+        "run_name": name,
+    }
     if store is not None:
         store.mkdir(parents=True, exist_ok=True)
         values["store"] = store.as_uri()
