@@ -10,19 +10,12 @@ from tests.support.reliability.gc_referee import Referee
 from tests.support.reliability.histories import History, Simulation, Tally
 from tests.support.reliability.sim_actors import TERMS, Scene, open_scratch
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, Process, World
+from tests.support.reliability.sim_world import Process, World
 
 DAY = 86400.0  # virtual seconds
 RULES = Rules(keep=30 * DAY, grace=DAY)
-FAULTS = Faults(
-    lost_request=0.01,
-    lost_answer=0.01,
-    retried=0.02,
-    duplicate=0.02,
-    slow=0.1,
-    crash=0.004,
-    damaged=0.01,
-)
+FAULTS = {"lost request": 0.01, "lost answer": 0.01, "retried": 0.02, "duplicate": 0.02}
+FAULTS |= {"slow": 0.1, "crash": 0.004, "damaged": 0.01}
 _GAPS = (0.3, 1.1, 2.0, 10.0)  # days between one crowd and the next
 _SECONDS_OF_CROWD = 25.0
 _SECONDS_TO_END = 3600.0
@@ -31,7 +24,7 @@ _SECONDS_TO_END = 3600.0
 class _Simulation(Simulation):
     def __init__(self, seed: int, rules: Rules, scratch: Path, trace: list[str] | None) -> None:
         rng = random.Random(seed)
-        calm = Faults(slow=FAULTS.slow)
+        calm = {"slow": FAULTS["slow"]}
         super().__init__(rng, World(seed, faults=rng.choice((FAULTS, calm)), trace=trace))
         self.referee = Referee(Objects(self.world), rules, ttl=TERMS.ttl)
         self.scene = Scene(

@@ -13,7 +13,7 @@ import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,61 +29,41 @@ class Crashed(BaseException):
     """This process is dead: whatever still runs of it reaches nothing outside."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Faults:
-    """How often each thing goes wrong, per operation."""
-
-    lost_request: float = 0.0
-    lost_answer: float = 0.0  # it happened, and the caller does not hear of it
-    retried: float = 0.0  # the store's own client asks twice and answers what the second time gave
-    refused: float = 0.0  # a passing refusal, perhaps after it happened
-    duplicate: float = 0.0  # it arrives twice
-    late: float = 0.0  # the second time minutes later
-    slow: float = 0.0
-    crash: float = 0.0
-    pause: float = 0.0
-    stale: float = 0.0  # of lists
-    damaged: float = 0.0  # of reads
-    cut_off: float = 0.0  # from then on nothing reaches the store, perhaps for many leases
-    clock_set: float = 0.0  # the store's wall clock or the process's is set, back or forward
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "Faults":
-        """A mixture: each kind is off, rare or frequent, so that kinds meet in all combinations.
-
-        Without long outages and clocks that are set: they concern leases, not collections.
-        """
-        drawn = {k: most * rng.choice((0, 0, 0.3, 1)) for k, most in asdict(HEAVY).items() if most}
-        return cls(**drawn)
-
-    def thresholds(self) -> list[tuple[float, str]]:
-        """Return (threshold, fault): the first threshold above a random number is its fault."""
-        table: list[tuple[float, str]] = []
-        upto = 0.0
-        for name, chance in asdict(self).items():
-            if not chance or name in ("stale", "damaged", "clock_set"):
-                continue
-            is_around = name in ("crash", "pause")
-            for when in (" before", " after") if is_around else ("",):
-                upto += chance / 2 if is_around else chance
-                table.append((upto, name.replace("_", " ") + when))
-        assert upto < 1.0, self
-        return table
+# How often each thing goes wrong at most, per operation.
+HEAVY = {
+    "lost request": 0.08,
+    "lost answer": 0.12,  # it happened, and the caller does not hear of it
+    "retried": 0.12,  # the store's own client asks twice and answers what the second time gave
+    "refused": 0.12,  # a passing refusal, perhaps after it happened
+    "duplicate": 0.12,  # it arrives twice
+    "late": 0.1,  # the second time minutes later
+    "slow": 0.15,
+    "crash": 0.04,
+    "pause": 0.08,
+    "stale": 0.5,  # of lists
+    "damaged": 0.1,  # of reads
+    "cut off": 0.04,  # from then on nothing reaches the store, perhaps for many leases
+    "clock set": 0.1,  # the store's wall clock or the process's is set, back or forward
+}
 
 
-HEAVY = Faults(
-    lost_request=0.08,
-    lost_answer=0.12,
-    retried=0.12,
-    refused=0.12,
-    duplicate=0.12,
-    late=0.1,
-    slow=0.15,
-    crash=0.04,
-    pause=0.08,
-    stale=0.5,
-    damaged=0.1,
-)
+def draw_faults(rng: random.Random) -> dict[str, float]:
+    """A mixture: each kind is off, rare or frequent, so that kinds meet in all combinations."""
+    return {name: most * rng.choice((0, 0, 0.3, 1)) for name, most in HEAVY.items()}
+
+
+def _thresholds(faults: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Return (threshold, fault): the first threshold above a random number is its fault."""
+    table: list[tuple[float, str]] = []
+    upto = 0.0
+    for name, chance in faults.items():
+        if name not in ("stale", "damaged", "clock set"):  # which come in addition
+            moments = (" before", " after") if name in ("crash", "pause") else ("",)
+            for moment in moments:
+                upto += chance / len(moments)
+                table.append((upto, name + moment))
+    assert upto < 1.0, faults
+    return table
 
 
 @dataclass(eq=False)
@@ -139,7 +119,9 @@ class Request:
 class World:
     """Virtual time, and the order in which things happen."""
 
-    def __init__(self, seed: int, *, faults: Faults, trace: list[str] | None = None) -> None:
+    def __init__(
+        self, seed: int, *, faults: Mapping[str, float], trace: list[str] | None = None
+    ) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.operations = 0
@@ -149,7 +131,7 @@ class World:
         self.faulty = True  # until the history is to recover
         self.store_skew = 0.0  # seconds by which the store's wall clock is ahead
         self._faults = faults
-        self._table = faults.thresholds()
+        self._table = _thresholds(faults)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._hub = getcurrent()
@@ -281,7 +263,7 @@ class World:
         process = request.process
         self._check_alive(process)
         self.operations += 1
-        if self.faulty and self._faults.clock_set and self.rng.random() < self._faults.clock_set:
+        if self.faulty and self.rng.random() < self._faults.get("clock set", 0.0):
             self.set_a_clock(process)
         request.fault = fault = self._draw(request.verb)
         if fault == "cut off":
@@ -315,9 +297,8 @@ class World:
                 self.met[fault] += 1
                 return fault
         r = self.rng.random()
-        chances = {"list": ("stale", self._faults.stale), "get": ("damaged", self._faults.damaged)}
-        fault, chance = chances.get(verb, ("", 0.0))
-        if r >= chance:
+        fault = {"list": "stale", "get": "damaged"}.get(verb, "")
+        if r >= self._faults.get(fault, 0.0):
             return ""
         self.met[fault] += 1
         return fault

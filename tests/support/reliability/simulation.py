@@ -11,7 +11,7 @@ import argparse
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from tests.support.reliability.sim_invariants import Referee
 from tests.support.reliability.sim_mutations import MUTATIONS
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, Machine, Process, World
+from tests.support.reliability.sim_world import Machine, Process, World, draw_faults
 
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
@@ -61,13 +61,9 @@ class _Simulation(Simulation):
         rng = random.Random(seed)
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
         store = chosen or rng.choice((SimStore, SimS3Store))
-        faults = replace(
-            Faults.draw(rng),
-            cut_off=rng.choice((0, 0, 0.01, 0.04)),
-            clock_set=rng.choice((0, 0.01, 0.1)),
-        )
-        unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
-        super().__init__(rng, World(seed, faults=replace(faults, **unknown), trace=trace))
+        faults = draw_faults(rng)
+        faults["retried" if issubclass(store, SimS3Store) else "refused"] = 0.0  # does not happen
+        super().__init__(rng, World(seed, faults=faults, trace=trace))
         self.referee = Referee(
             Objects(self.world), IDENTITY, ttl=TERMS.ttl, contents={_SAME, _OTHER}
         )
