@@ -2,28 +2,21 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-_VERSION = "import sys; print(*sys.version_info[:2])"
-
 
 def other_pythons() -> dict[str, Path]:
-    """One interpreter of each other version from 3.11 on that this machine has."""
-    names = [f"python3.{minor}" for minor in range(11, 20)]
+    """Return one interpreter of each other version from 3.11 on that this machine has."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [Path(path) for name in names if (path := shutil.which(name))]
-    found = [path for path in found if path.parent.name != "shims"]  # slow, and for those below
-    found += sorted(pyenv.glob("*/bin/python3"))
     pythons: dict[str, Path] = {}
-    for path in found:
-        command = [str(path), "-I", "-S", "-c", _VERSION]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            major, minor = map(int, done.stdout.split())
-            if (major, minor) >= (3, 11) and (major, minor) != sys.version_info[:2]:
-                pythons.setdefault(f"{major}.{minor}", path)
+    for version in (f"3.{minor}" for minor in range(11, 20) if minor != sys.version_info.minor):
+        found = sorted(pyenv.glob(f"{version}.*/bin/python3"))
+        usual = shutil.which(f"python{version}")
+        if usual and Path(usual).parent.name != "shims":  # slow, and for those of pyenv
+            found.insert(0, Path(usual))
+        if found:
+            pythons[version] = found[0]
     return pythons
 
 
