@@ -2,12 +2,10 @@
 
 Each host has a home of its own. `nanochat stage` with torchrun's variables builds a small
 `pretrain`, whose inputs are put into the store under the fingerprints that the product asks for.
-
-    python -m tests.support.reliability.two_hosts seed STORE DIRECTORY    puts them there
-    python -m tests.support.reliability.two_hosts look STORE    what the store has, as JSON
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -17,10 +15,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import REPOSITORY, Code
@@ -32,6 +32,7 @@ from infra.launch.torchrun import run_job
 from infra.storage.base import ObjectNotFound, Store
 from infra.storage.files import sha256_of
 from infra.storage.open import open_store
+from infra.storage.s3.store import S3Store
 from nanochat_core.data import row_files
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -159,19 +160,27 @@ class Host:
     """One namespace, its home, and the command that runs there."""
 
     name: str
-    address: str
+    number: int
     home: Path
-    environment: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
     runs: int = 0
 
     def start(self, command: list[str]) -> None:
         """Start the command here."""
         self.runs += 1
+        ours = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
+        environment = ours | {
+            "NANOCHAT_HOME": str(self.home),
+            "NANOCHAT_STORE": STORE,
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": str(self.number),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *command],
-                env=self.environment,
+                env=environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -207,7 +216,6 @@ class Host:
         """Another machine takes its place: nothing of the home is there."""
         self.home = self.home.with_name(f"{self.home.name}-new")
         self.home.mkdir()
-        self.environment = {**self.environment, "NANOCHAT_HOME": str(self.home)}
 
     def plug(self, state: str) -> None:
         """Set its cable "up" or "down"; no process hears that it is down."""
@@ -242,55 +250,38 @@ def why_not() -> str | None:
 def two_hosts(directory: Path) -> Generator[Hosts]:
     """Two hosts, a seeded store that both reach, and what looks into it; gone afterwards."""
     hub, *names = (f"nc{os.getpid()}{letter}" for letter in "hab")
-    environment = _environment()
     with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in client_environment(f"http://{HUB}:{PORT}").items():
+            patch.setenv(name, value)
         for name in (hub, *names):
             _ip("netns", "add", name)
             stack.callback(_ip, "netns", "delete", name)
         _wire(hub, names)
-        hosts = [
-            Host(
-                name=name,
-                address=f"10.77.0.{number}",
-                home=directory / name[-1],
-                environment={
-                    **environment,
-                    "NANOCHAT_HOME": str(directory / name[-1]),
-                    "PET_NODE_RANK": str(number - 2),
-                },
-            )
-            for number, name in enumerate(names, 2)
-        ]
-        for host in hosts:
-            host.home.mkdir()
-            stack.callback(host.kill)
+        hosts: list[Host] = []
+        for number, name in enumerate(names):
+            hosts.append(Host(name=name, number=number, home=directory / name[-1]))
+            hosts[-1].home.mkdir()
+            stack.callback(hosts[-1].kill)
         stack.enter_context(_s3(hub, directory))
-
-        def ask(*command: str) -> str:
-            return subprocess.run(
-                ["ip", "netns", "exec", hub, sys.executable, *command],
-                env=environment,
-                cwd=ROOT,
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout
-
-        module = ("-m", "tests.support.reliability.two_hosts")
-        ask(*module, "seed", STORE, str(directory / "seed"))
-        yield hosts[0], hosts[1], lambda: json.loads(ask(*module, "look", STORE))
+        inside = stack.enter_context(ThreadPoolExecutor(1, initializer=_enter, initargs=(hub,)))
+        store = inside.submit(_prepare, directory / "seed").result()
+        yield hosts[0], hosts[1], lambda: inside.submit(look, store).result()
 
 
-def _environment() -> dict[str, str]:
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("NANOCHAT_", "AWS_"))}
-    return {
-        **ours,
-        **client_environment(f"http://{HUB}:{PORT}"),
-        "NANOCHAT_STORE": STORE,
-        "PET_NNODES": "2",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+def _enter(namespace: str) -> None:
+    """Put the calling thread, and those that it starts, into a network namespace."""
+    with Path(f"/run/netns/{namespace}").open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), 0) == 0
+
+
+def _prepare(directory: Path) -> Store:
+    """Return the store, which has what `pretrain` needs."""
+    wait_until(_answers, seconds=60)
+    S3Store(f"s3://{BUCKET}").request("create_bucket")
+    store = open_store(STORE)
+    seed(store, directory)
+    return store
 
 
 def _wire(hub: str, names: list[str]) -> None:
@@ -346,20 +337,3 @@ def _answers() -> bool:
         urllib.request.urlopen(f"http://{HUB}:{PORT}/_ministack/health", timeout=2).close()
         return True
     return False
-
-
-def main() -> None:
-    """Inside the hub's namespace."""
-    verb, url = sys.argv[1:3]
-    if verb == "seed":
-        from infra.storage.s3.store import S3Store
-
-        wait_until(_answers, seconds=60)
-        S3Store(f"s3://{BUCKET}").request("create_bucket")
-        seed(open_store(url), Path(sys.argv[3]))
-    else:
-        sys.stdout.write(json.dumps(look(open_store(url))))
-
-
-if __name__ == "__main__":
-    main()
