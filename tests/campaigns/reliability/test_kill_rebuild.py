@@ -19,7 +19,7 @@ from infra.storage.files import sha256_of
 from infra.storage.local import LocalStore
 from tests.campaigns.end_to_end.small import DEPTH, SETTINGS
 from tests.support.campaigns import Campaign
-from tests.support.reliability import kills
+from tests.support.reliability.kills import Home, kill_tree
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
@@ -38,99 +38,72 @@ DAY = 86400.0
 
 
 def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign: Campaign) -> None:
-    home = Tagged(tmp_path / "home")
+    home, rng, met = Home(tmp_path / "home"), random.Random(campaign.seed), Counter[str]()
+    began = time.monotonic()
     home.run(*RUN)
-    home.tag()
-    home.model = home.fetch("before")
-    assert home.model is not None
-    lasts = {name: home.time(argv) for name, argv in REBUILDS.items() if name != "revoke"}
-    lasts["revoke"] = lasts["--force rl"]
-    rng = random.Random(campaign.seed)
-    met: Counter[str] = Counter()
+    longest = time.monotonic() - began
+    home.run("tag", "main", "mine")
+    model = fetch(home, tmp_path / "fetched" / "before")
+    assert model is not None
     for trial in range(campaign.trials(6)):
         what = rng.choice(list(REBUILDS))
-        home.is_revoked = what == "revoke"
-        if home.is_revoked:
+        target = tmp_path / "fetched" / str(trial)
+        tagged = None if what == "revoke" else model  # what the tag means from now on
+        if what == "revoke":
             home.run("revoke", "rl@main", "--why", "a trial")
-        how, seconds = rng.choice(ENDINGS), rng.uniform(0.1, 0.95) * lasts[what]
-        met[home.end(REBUILDS[what], how, after=seconds, trial=trial)] += 1
+        process, how = home.start(REBUILDS[what]), rng.choice(ENDINGS)
+        seconds = rng.uniform(1.0, longest)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds / 2)
+        check(home, target / "during", tagged)
+        try:
+            process.wait(seconds / 2)
+            met["ended by itself"] += 1
+            home.run("tag", "main", "mine")
+            tagged = model
+        except subprocess.TimeoutExpired:
+            kill_tree(process, how)
+            met[how.name] += 1
         met[what] += 1
-        home.check(f"{trial}-after")
+        check(home, target / "after", tagged)
         if rng.random() < 0.5:
-            home.collect()
-            home.check(f"{trial}-collected")
+            collect_garbage(home)
+            check(home, target / "collected", tagged)
             met["collected"] += 1
-        if rng.random() < 0.5 or home.is_revoked:
+        if rng.random() < 0.5 or what == "revoke":
             home.run(*RUN)
-            home.tag()
-            home.check(f"{trial}-finished")
+            home.run("tag", "main", "mine")
+            tagged = model
+            check(home, target / "finished", tagged)
             met["finished"] += 1
     home.run("down")
     campaign.found(dict(met))
 
 
-class Tagged(kills.Home):
-    """A home with a tagged run."""
+def check(home: Home, target: Path, tagged: dict[str, str] | None) -> None:
+    """The tag means the model that it meant, or a command says why there is none."""
+    assert fetch(home, target) == tagged
+    code = 1 if tagged is None else 0
+    home.run("chat", "main", "--prompt", "1+1=", "--max-tokens", "4", code=code)
 
-    is_revoked = False
-    model: dict[str, str] | None = None  # file -> sha256, of the model that the tag means
 
-    def tag(self) -> None:
-        """Point the tag at the newest finished run; it named what was revoked until now."""
-        self.run("tag", "main", "mine")
-        self.is_revoked = False
+def fetch(home: Home, target: Path) -> dict[str, str] | None:
+    """Return the sha256 of the files of the model that the tag means. None if it is refused."""
+    if "error:" in home.run("fetch", "main", "--to", str(target), code=None):
+        return None
+    files = [path for path in target.rglob("*") if path.is_file()]
+    return {str(path.relative_to(target)): sha256_of(path) for path in files}
 
-    def time(self, argv: list[str]) -> float:
-        """Return the seconds that a rebuild takes which is left alone."""
-        began = time.monotonic()
-        self.run(*argv)
-        return time.monotonic() - began
 
-    def fetch(self, name: str) -> dict[str, str] | None:
-        """Return the files of the model that the tag means. None if it is refused."""
-        target = self.path.parent / "fetched" / name
-        said = self.run("fetch", "main", "--to", str(target), code=None)
-        if "error:" in said:
-            return None
-        files = [path for path in target.rglob("*") if path.is_file()]
-        return {str(path.relative_to(target)): sha256_of(path) for path in files}
-
-    def check(self, name: str) -> None:
-        """The tag means the model that it meant, or a command says why there is none."""
-        found = self.fetch(name)
-        assert found == (None if self.is_revoked else self.model)
-        code = 1 if self.is_revoked else 0
-        exported = str(self.path.parent / "exported" / name)
-        self.run("fetch", "main", "--to", exported, "--as", "safetensors", code=code)
-        self.run("chat", "main", "--prompt", "1+1=", "--max-tokens", "4", code=code)
-        assert "error" not in self.run("plan", *RECIPE, code=None)
-
-    def end(self, argv: list[str], how: signal.Signals, *, after: float, trial: int) -> str:
-        """Start a command, look at the model, end it; return what happened."""
-        process = self.start(argv)
-        began = time.monotonic()
-        if trial % 2:
-            time.sleep(after / 2)
-            found = self.fetch(f"{trial}-during")
-            assert found == (None if self.is_revoked else self.model)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.1, after - (time.monotonic() - began)))
-            self.tag()
-            return "ended by itself"
-        kills.kill_tree(process, how)
-        return how.name
-
-    def collect(self) -> None:
-        """Collect garbage twice, as if weeks had passed."""
-        store = LocalStore(self.path / "store")
-        rules = Rules(keep=DAY, grace=3600.0)
-        for days in (10.0, 20.0):
-            now = time.time() + days * DAY
-            collect(
-                store,
-                rules,
-                threads=2,
-                clock=lambda now=now: now,
-                watch=lambda what, n: None,
-                log=print,
-            )
+def collect_garbage(home: Home) -> None:
+    """Collect twice, as if weeks had passed."""
+    for days in (10.0, 20.0):
+        now = time.time() + days * DAY
+        collect(
+            LocalStore(home.path / "store"),
+            Rules(keep=DAY, grace=3600.0),
+            threads=2,
+            clock=lambda now=now: now,
+            watch=lambda what, n: None,
+            log=print,
+        )
