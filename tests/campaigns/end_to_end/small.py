@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nanochat_core.runtime.progress import read_events
 from tests.support.infra.stack.live import LiveStack
 
 DEPTH = 1
@@ -75,7 +76,5 @@ def newest_step(stack: LiveStack, stage: str) -> int:
     steps = [0]
     for log in sorted((stack.home / "work" / stage).glob("*/events.jsonl")):
         with contextlib.suppress(FileNotFoundError):  # the job has just ended
-            lines = log.read_text(encoding="utf-8").splitlines()
-            events = [json.loads(line) for line in lines if line.endswith("}")]
-            steps += [event["step"] for event in events if event.get("kind") == "step"]
+            steps += [event["step"] for event in read_events(log) if event["kind"] == "step"]
     return steps[-1]

@@ -1,7 +1,8 @@
-"""Attacks on the sandbox, records, stores, models and the page: none gets through.
+"""Attacks on the sandbox, records, stores and models: none gets through.
 
 Those on a server of Prefect and the chat server's refusals are small enough for `make test`:
 tests/integration/infra/stack/test_up.py and tests/integration/nanochat_core/server/test_guard.py.
+Those on the page: test_page.py.
 """
 
 import os
@@ -10,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.security import model, page, records, sandbox, store
-from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
+from tests.campaigns.security import model, records, sandbox, store
 from tests.support.campaigns import Campaign
 
 pytestmark = pytest.mark.timeout(3600)
@@ -51,8 +51,3 @@ def test_gateways_in_the_place_of_a_bucket(campaign: Campaign, tmp_path: Path) -
 def test_mutated_model_directories(campaign: Campaign, tmp_path: Path) -> None:
     attempts = campaign.trials(10_000)
     check(campaign, attempts, model.try_all(tmp_path, attempts=attempts, seed=campaign.seed))
-
-
-@pytest.mark.skipif(find_chromium() is None, reason=NO_CHROMIUM)
-def test_texts_on_the_page(campaign: Campaign) -> None:
-    check(campaign, *page.run())

@@ -1,4 +1,4 @@
-"""What the attacks must notice: a page that follows answers, a crash, an open server and home."""
+"""What the attacks must notice: a crash, an open server or home, an answer that is no listing."""
 
 import os
 import re
@@ -11,35 +11,13 @@ import pytest
 
 from infra.prefect.server import start_server, stop_server, wait_for_server
 from infra.storage.s3.store import S3Store
-from tests.campaigns.security import model, page, store
-from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
+from tests.campaigns.security import model, store
 from tests.support.infra.stack.attempts import (
     try_files_as_another_user,
     try_wrong_passwords,
 )
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-needs_chromium = pytest.mark.skipif(find_chromium() is None, reason=NO_CHROMIUM)
-# An answer that looks like an element becomes one, as if the page did not escape it.
-UNESCAPED = """addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
-  for (const body of document.querySelectorAll("article.assistant .body"))
-    if (body.textContent.endsWith(">") && body.querySelector("img") === null)
-      body.innerHTML = body.textContent;
-}).observe(document.body, {subtree: true, childList: true}));"""
-
-
-@needs_chromium
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("<form action=/elsewhere><input autofocus onfocus=this.form.submit()></form>", "/elsewh"),
-        ("<img src=x onerror='window.hit = 1'>", "a script ran"),
-    ],
-)
-def test_a_page_that_does_not_escape_gets_through_the_renderings(text: str, seen: str):
-    _, through = page.run([text, "a plain sentence"], flaw=UNESCAPED)
-    assert len(through) == 1
-    assert seen in through[0]
 
 
 @pytest.mark.prefect

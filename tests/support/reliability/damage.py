@@ -1,9 +1,9 @@
 """Damaged objects, thousands of them: each is found before it is used, and no wrong byte comes out.
 
-One object is damaged in each trial: in the store, on the way from it, or in the cache. Then the
-artifact it belongs to is opened by name and fetched. It must come out right, or not at all with an
-error that names what is damaged. A record that is rolled back is whole, and nothing can tell it:
-then the older state must come out, and nothing in between.
+One object is damaged in each trial: in the store or in the cache (on the way from the store: the
+faults of fault_pipeline.py). Then the artifact it belongs to is opened by name and fetched. It must
+come out right, or not at all with an error that names what is damaged. A record that is rolled back
+is whole, and nothing can tell it: then the older state must come out, and nothing in between.
 
 In the store run tiny-1 made an older artifact of each stage and run tiny-2 a newer one. The tag
 main stands for tiny-2, the tag best for tiny-1.
@@ -22,8 +22,6 @@ from flows.artifacts.names import open_artifact
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import point
 from flows.identity.manifest import Manifest
-from infra.retry import TRIES
-from infra.storage.base import ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
 from tests.support.flows.rows import PROVENANCE, identity_of
@@ -35,8 +33,7 @@ KINDS = ("flip", "truncate", "extend", "swap", "stale", "delete")
 RECORDS = ("manifest", "run", "tag")
 OBJECTS = ("file", "log", *RECORDS)  # in the store
 COPIES = ("cached file", "cached manifest")
-WAYS = {"answered wrongly at first": TRIES - 1, "answered wrongly always": 10**9}
-PLACES = (*OBJECTS, *COPIES, *WAYS)
+PLACES = (*OBJECTS, *COPIES)
 NAMED, RIGHT, OLDER, WRONG = "a named error", "the right bytes", "an older state", "WRONG"
 FILES = {
     "shards": ("shard_00000.parquet", "shard_00001.parquet", "index.json"),
@@ -46,30 +43,6 @@ FILES = {
 }
 RUN, OLD_RUN = "tiny-2", "tiny-1"
 EARLY = ("shards", "tokens")  # what tiny-2 knew when it had just begun
-
-
-class Noisy(LocalStore):
-    """Hands out other bytes than there are, the first few times."""
-
-    def __init__(self, directory: Path, key: str, wrong: bytes | None, times: int) -> None:
-        super().__init__(directory)
-        self._key, self._wrong, self._left = key, wrong, times
-
-    def get_stored(self, key: str) -> VersionedObject:
-        stored = super().get_stored(key)
-        return dataclasses.replace(stored, data=self._pass_on(key, stored.data))
-
-    def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
-        super().fetch(key, path, size=size, on_bytes=on_bytes)
-        _write(path, self._pass_on(key, path.read_bytes()))
-
-    def _pass_on(self, key: str, data: bytes) -> bytes:
-        if key != self._key or not self._left:
-            return data
-        self._left -= 1
-        if self._wrong is None:
-            raise ObjectNotFound(key)
-        return self._wrong
 
 
 class Damages:
@@ -149,34 +122,27 @@ class Damages:
         return self._generator.randbytes(size)
 
     def _damage_object(self, place: str, kind: str, item: Manifest) -> None:
-        """In the store or on the way from it."""
-        what = place if place in OBJECTS else self._generator.choice(OBJECTS)
-        key = self._object_of(what, item)
+        """In the store."""
+        key = self._object_of(place, item)
         path = self._root / key
         whole = path.read_bytes()
         damaged = self._damaged(kind, key, whole)
         if damaged == whole:
             return
-        run = "main" if what == "tag" else self._generator.choice(("tiny", "main", RUN))
+        run = "main" if place == "tag" else self._generator.choice(("tiny", "main", RUN))
         is_older = key in self._earlier and damaged == self._earlier[key]
         if run == "tiny":  # a name stands for the newest finished run that has such an artifact
-            older = is_older or (damaged is None and what in ("run", "manifest"))
+            older = is_older or (damaged is None and place in ("run", "manifest"))
         else:
-            older = is_older and what == "tag"
+            older = is_older and place == "tag"
         named = {key}
         if damaged is None or is_older:
             named |= {f"there is no {item.stage}@{run}", RUN}
-        store = self._store
-        if place in WAYS:
-            store = Noisy(self._root, key, damaged, WAYS[place])
-        else:
-            _write(path, damaged)
-        try:
-            fresh = self._directory / "fresh"
-            self._look(f"{place} {kind}", f"{item.stage}@{run}", store, named, fresh, older=older)
-        finally:
-            _write(path, whole)
-            shutil.rmtree(self._directory / "fresh", ignore_errors=True)
+        _write(path, damaged)
+        fresh = self._directory / "fresh"
+        self._look(f"{place} {kind}", f"{item.stage}@{run}", named, fresh, older=older)
+        _write(path, whole)
+        shutil.rmtree(fresh, ignore_errors=True)
 
     def _object_of(self, place: str, item: Manifest) -> str:
         """Return the key of an object to damage."""
@@ -196,7 +162,6 @@ class Damages:
         self,
         what: str,
         name: str,
-        store: LocalStore,
         named: set[str],
         cache: Path,
         *,
@@ -207,7 +172,7 @@ class Damages:
         An error must contain one of `named`.
         """
         try:
-            found = _fetched(store, name, cache)
+            found = _fetched(self._store, name, cache)
         except NanochatError as error:
             text = f"{error} {error.hint}"
             outcome = NAMED if any(each in text for each in named) else f"names nothing: {text}"
@@ -237,7 +202,7 @@ class Damages:
             return
         _write(path, damaged)
         name = f"{item.stage}@tiny"
-        self._look(f"{place} {kind}", name, self._store, set(), self._cache)
+        self._look(f"{place} {kind}", name, set(), self._cache)
         if not path.exists() or path.read_bytes() != whole:
             self.faults.append(f"{place} {kind} of {name}: {path.name} was not mended")
             _write(path, whole)
