@@ -28,6 +28,7 @@ from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import held_lease, lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
+from tests.integration.infra.storage.test_plain_files import STRANGERS
 from tests.support.flows.house import build
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -207,6 +208,8 @@ def fault_of(
 def run(directory: Path, seed: int, *, rounds: int) -> tuple[int, list[str]]:
     """Ruin every record of a store `rounds` times and look with each command.
 
+    Also with keys that no version writes, and with what is no file in the place of each kind.
+
     Return the number of attempts, and a line for each that got through.
     """
     store = make_store(directory / "store")
@@ -239,6 +242,16 @@ def run(directory: Path, seed: int, *, rounds: int) -> tuple[int, list[str]]:
             path.write_bytes(b"x")
             look("is there", key, is_none=False)
             path.unlink()
+        kinds = {key.rpartition("/")[2] if "/" in key[5:] else key[:5]: key for key in records}
+        for key in kinds.values():
+            data, path = store.get(key), directory / "store" / key
+            for stranger, put in STRANGERS.items():
+                path.unlink()
+                put(path)
+                # What is no file is not listed, so nothing need be said of it.
+                look(stranger, key, is_none=False)
+            path.unlink()
+            store.put(key, data)
     return attempts, through
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.security import model, records, sandbox, store
+from tests.campaigns.security import model, records, sandbox
 from tests.support.campaigns import Campaign
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.misbehaviour import PAGE, Answer
+from tests.support.infra.storage.s3_server import client_environment
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -39,12 +42,19 @@ def test_malformed_records(campaign: Campaign, tmp_path: Path) -> None:
     check(campaign, *records.run(tmp_path, campaign.seed, rounds=campaign.trials(2)))
 
 
-def test_strangers_in_a_directory(campaign: Campaign, tmp_path: Path) -> None:
-    check(campaign, *store.try_strangers(tmp_path))
-
-
-def test_gateways_in_the_place_of_a_bucket(campaign: Campaign, tmp_path: Path) -> None:
-    check(campaign, *store.try_gateways(tmp_path))
+@pytest.mark.parametrize("status", [200, 403, 404])
+def test_a_web_page_in_the_place_of_a_bucket_is_never_an_empty_store(
+    tmp_path: Path, status: int
+) -> None:
+    fake = FakeS3()
+    fake.answer = lambda request: Answer(status=status, body=PAGE * (request.method != "HEAD"))
+    variables = client_environment(fake.endpoint) | {"NANOCHAT_STORE": "s3://fake/store"}
+    with records.environment(tmp_path / "home", **variables):
+        for command in records.COMMANDS:
+            code, _, err = found = records.ask(command)
+            assert (code, "error: store s3://fake/store" in err) == (1, True), found
+            assert records.fault_of(command, found, found, record="", is_none=False) is None
+    fake.stop()
 
 
 @pytest.mark.torch
