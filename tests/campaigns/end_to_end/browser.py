@@ -7,21 +7,18 @@ than that page says.
 """
 
 import argparse
-import contextlib
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwright
 
 from infra.prefect.server import find_password
-from tests.campaigns.end_to_end.small import DEPTH, PLACE, SECONDS, SETTINGS, stages_of
+from tests.campaigns.end_to_end.small import DEPTH, PLACE, SECONDS, SETTINGS, newest_step, stages_of
 from tests.campaigns.end_to_end.test_walk import BEFORE_FAILURE, FAILING, NAME
-from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.support.browser.chromium import launch
 from tests.support.deployments.prefect_api import wait_until
 from tests.support.infra.stack.live import LiveStack
 
@@ -57,9 +54,7 @@ class Visitor:
     def picture(self, name: str) -> None:
         """What the window shows, as docs/images/prefect-NAME.png in few colours."""
         path = self.images / f"prefect-{name}.png"
-        self.page.wait_for_timeout(
-            8000
-        )  # the graph is drawn and glides to its place, messages fade
+        self.page.wait_for_timeout(8000)  # the graph glides to its place, messages fade
         self.page.screenshot(path=path)
         if convert := shutil.which("convert"):  # ImageMagick's; without it pictures are larger
             done = subprocess.run(
@@ -137,7 +132,7 @@ def watch_failure(visitor: Visitor, run: str) -> None:
     """A stage cannot be put into the store: a file is where its directory should be."""
     stack, page = visitor.stack, visitor.page
     visitor.go(f"runs/flow-run/{run}")
-    wait_until(lambda: _is_at_work(stack, "pretrain"), seconds=900, what="pretraining")
+    wait_until(lambda: newest_step(stack, "pretrain"), seconds=900, what="pretraining")
     (stack.home / "store" / FAILING).touch()
     page.reload()  # its graph is drawn for the width of a run that has just begun
     expect(page.get_by_text("Running").first).to_be_visible()
@@ -176,30 +171,11 @@ def look_at_artifacts(visitor: Visitor, run: str) -> None:
     visitor.tab("Artifacts")
     expect(page.get_by_text("report-card").first).to_be_visible()
     visitor.picture("artifacts")
-    card = _report_card(visitor.stack, run)
+    found = visitor.stack.api.artifacts(run)
+    card = next(each for each in found if each["key"].endswith("report-card"))
     visitor.go(f"artifacts/artifact/{card['id']}")
     expect(page.get_by_text("val_bpb").first).to_be_visible()
     visitor.picture("report")
-
-
-def _is_at_work(stack: LiveStack, stage: str) -> bool:
-    return any(f"/work/{stage}/" in " ".join(p.cmdline()) for p in stack.processes("job"))
-
-
-def _report_card(stack: LiveStack, run: str) -> dict[str, Any]:
-    return next(a for a in stack.api.artifacts(run) if a["key"].endswith("report-card"))
-
-
-@contextlib.contextmanager
-def chromium() -> Iterator[Page]:
-    """A window of the system's Chromium."""
-    assert find_chromium() is not None, NO_CHROMIUM
-    with sync_playwright() as playwright:
-        browser = launch(playwright)
-        try:
-            yield browser.new_page(viewport=WINDOW)
-        finally:
-            browser.close()
 
 
 def main() -> None:
@@ -208,12 +184,13 @@ def main() -> None:
         prog="python -m tests.campaigns.end_to_end.browser", description=__doc__
     )
     parser.add_argument("--images", type=Path, required=True, help="where the pictures go")
-    given = parser.parse_args()
-    given.images.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory, chromium() as page:
+    images = parser.parse_args().images
+    images.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+        page = launch(playwright).new_page(viewport=WINDOW)
         stack = LiveStack(Path(directory) / "home", port=4750)
         try:
-            visit(Visitor(page, stack, given.images))
+            visit(Visitor(page, stack, images))
         except BaseException:
             page.screenshot(path=Path(tempfile.gettempdir()) / "walk-failed.png")
             raise
