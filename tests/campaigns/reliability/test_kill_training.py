@@ -24,10 +24,8 @@ from infra.launch.torchrun import run_job
 from nanochat_core.job import Job
 from tests.support.campaigns import Campaign
 from tests.support.flows.waiting import wait_until
-from tests.support.nanochat_core.train.fixtures import Bench, Pipeline, pipeline
+from tests.support.nanochat_core.train.fixtures import Bench
 from tests.support.reliability.kills import kill_tree, processes_of, values_in
-
-__all__ = ["pipeline"]
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
@@ -49,9 +47,13 @@ SECTIONS: dict[str, dict[str, Any]] = {
     ("stage", "ranks"), [("pretrain", 1), ("pretrain", 2), ("midtrain", 1), ("sft", 1), ("rl", 1)]
 )
 def test_kills_change_nothing(
-    pipeline: Pipeline, tmp_path: Path, stage: str, ranks: int, campaign: Campaign
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    stage: str,
+    ranks: int,
+    campaign: Campaign,
 ) -> None:
-    bench, inputs = Bench(pipeline, tmp_path), dict[str, Path]()
+    bench, inputs = Bench(tmp_path_factory, tmp_path), dict[str, Path]()
     if stage == "rl":
         inputs["task_data"] = bench.done("task_data", "sums", section=DATA)[0].output
         sft, _ = bench.done("sft", "knows-some", inputs=inputs, section=SECTIONS["sft"])
