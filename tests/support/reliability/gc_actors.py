@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import flows.plan.accept
 from flows.artifacts.pins import pin, reserve
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import accepted_from, find_revoked, revoke
@@ -22,7 +23,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease
 from flows.plan.accept import Offer, accept
 from flows.stages import Stage
-from infra.storage.base import ObjectNotFound
+from infra.storage.base import ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.section import Tree
 from tests.support.flows.rows import PROVENANCE
@@ -215,7 +216,7 @@ class Accepter(Actor):
             offer = Offer(
                 manifest=found, stage=stage, identity=identity, inputs=there, what_changed=""
             )
-            done = accept(self.store, offer, why="", who="me", when="now", proof=None)
+            done = accept(self.store, offer, why="only a comment", who="me", when="now", proof=None)
             self.referee.on_made(done.manifest)
 
 
@@ -278,6 +279,14 @@ def _identity_from(
     return identity_of(stage.name, run, digests)
 
 
+def _check_there(store: Store, manifest: Manifest) -> None:
+    """In place of flows.plan.accept._check_there. Raises ObjectNotFound."""
+    for file in (*manifest.files, *manifest.logs):
+        store.head(file.key)
+
+
 def simulated_pipeline(world: World) -> contextlib.AbstractContextManager[None]:
     """Have the product's modules live in the world while a block runs."""
-    return actors.simulated(world, identify=_identity_from)
+    # One after the other: threads have no greenlets.
+    heads = (flows.plan.accept, "_check_there", _check_there)
+    return actors.simulated(world, heads, identify=_identity_from)
