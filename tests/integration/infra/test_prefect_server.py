@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from infra.prefect.server import (
     shared_server,
     start_server,
     stop_server,
+    use_server,
     wait_for_server,
     write_record,
 )
@@ -126,19 +128,11 @@ def test_a_variable_that_names_the_homes_own_server_names_no_shared_one(
     assert shared_server(silent / "another") == f"http://{host}:{server.port}/api"
 
 
-def test_a_profile_of_the_users_own_prefect_is_no_setting_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PREFECT_PROFILE", "mine")  # Prefect would warn that our home has none
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom infra.prefect.server import use_server\n"
-        "use_server(Path(sys.argv[1]), 'http://127.0.0.1:1/api')\n"
-        "import prefect.context\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
-    assert "PREFECT_PROFILE" not in own_environment(is_shared=True)
+def test_a_profile_of_the_users_own_prefect_is_no_setting_of_ours(tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ, PREFECT_PROFILE="mine"):  # which our home does not have
+        assert "PREFECT_PROFILE" not in own_environment(is_shared=True)
+        use_server(tmp_path, "http://127.0.0.1:1/api")
+        assert "PREFECT_PROFILE" not in os.environ
 
 
 def test_a_password_is_made_once_for_its_owner_alone(silent: Path) -> None:

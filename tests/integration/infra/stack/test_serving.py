@@ -70,22 +70,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def supervise(
-    home: Path, *pools: str, said: list[str], register: tuple[str, ...] = (), port: int = 0
-) -> Supervisor:
-    port = port or quiet_port()
-    return Supervisor(
-        home,
-        ports=range(port, port + 50),
-        pools=pools,
-        store=None,
-        register=register,
-        guarded=True,
-        log=said.append,
-    )
-
-
-def once_up(supervisor: Supervisor, work: Callable[[], object]) -> None:
-    """Run a supervisor until `work`, which begins once it is up, has ended."""
+    home: Path, work: Callable[[], object] = lambda: None, *, register: str = ""
+) -> list[str]:
+    """Run a supervisor until `work`, which begins once it is up, has ended; return its lines."""
+    said: list[str] = []
 
     def run() -> None:
         try:
@@ -93,13 +81,21 @@ def once_up(supervisor: Supervisor, work: Callable[[], object]) -> None:
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    supervisor.run(lambda api_url: threading.Thread(target=run, daemon=True).start())
+    Supervisor(
+        home,
+        ports=[quiet_port()],
+        pools=["gpu"],
+        store=None,
+        register=[PYTHON, "-c", register] if register else [],
+        guarded=True,
+        log=said.append,
+    ).run(lambda api_url: threading.Thread(target=run, daemon=True).start())
+    return said
 
 
 def test_what_ends_is_started_again_and_what_keeps_it_from_starting_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
     seen: list[Server] = []
     tries: Counter[str] = Counter()
     fails = threading.Event()
@@ -128,7 +124,7 @@ def test_what_ends_is_started_again_and_what_keeps_it_from_starting_is_logged_on
         wait_for(lambda: find_server(tmp_path) is not None, "another server")
         seen.extend([first, find_server(tmp_path) or first])
 
-    once_up(supervise(tmp_path, "gpu", said=said), kill)
+    said = supervise(tmp_path, kill)
 
     first, second = seen
     assert first.port == second.port
@@ -143,7 +139,6 @@ def test_what_ends_is_started_again_and_what_keeps_it_from_starting_is_logged_on
 def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
     started: list[Path] = []
     spawn = supervisor_module.spawn
 
@@ -153,10 +148,7 @@ def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
 
     monkeypatch.setattr(supervisor_module, "spawn", count)
 
-    once_up(
-        supervise(tmp_path, "gpu", said=said),
-        lambda: wait_for(lambda: len(started) > 3, "three ends"),
-    )
+    said = supervise(tmp_path, lambda: wait_for(lambda: len(started) > 3, "three ends"))
 
     line = f"worker gpu: ended (1): PermissionError: no room; its log is {started[0]}"
     assert said.count(line) == 1
@@ -166,14 +158,11 @@ def test_a_worker_that_ends_is_started_again_and_its_last_line_is_logged_once(
 def test_a_registration_that_fails_ends_up_with_the_last_line_of_its_log(
     tmp_path: Path, *, is_adopted: bool
 ) -> None:
-    port = quiet_port()
     if is_adopted:  # a run has started the server, and uses it
-        start_server(tmp_path, ports=[port])
-    register = (PYTHON, "-c", DIES)
-    supervisor = supervise(tmp_path, "gpu", said=[], register=register, port=port)
+        start_server(tmp_path, ports=[quiet_port()])
 
     with pytest.raises(ServerError) as caught:
-        supervisor.run(lambda api_url: None)
+        supervise(tmp_path, register=DIES)
 
     assert str(caught.value) == (
         "the deployments could not be registered: PermissionError: no room"
@@ -201,7 +190,7 @@ def test_a_signal_ends_the_registration(tmp_path: Path) -> None:
 
     work = threading.Thread(target=end)
     work.start()
-    supervise(tmp_path, said=[], register=(PYTHON, "-c", waits)).run(lambda api_url: None)
+    supervise(tmp_path, register=waits)
     work.join()
     assert seen
 
@@ -228,6 +217,5 @@ def test_only_a_second_ctrl_c_is_not_waited_for(
         "        signal.raise_signal(int(number))\n"
     )
     words = [str(int(number)) for number in numbers]
-    python = PYTHON
-    done = subprocess.run([python, "-c", code, str(tmp_path), *words], timeout=60)
+    done = subprocess.run([PYTHON, "-c", code, str(tmp_path), *words], timeout=60)
     assert done.returncode == (-signal.SIGINT if ends_at_once else 0)
