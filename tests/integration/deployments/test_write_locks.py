@@ -72,14 +72,6 @@ def test_what_is_read_within_a_transaction_does_not_wait_for_its_end(database):
     assert count_after(database, nested) == 1
 
 
-def test_the_server_finds_the_ordering_of_events_that_it_wants_in_the_module() -> None:
-    from prefect.server.events.ordering import CausalOrderingModule
-
-    from deployments import write_locks
-
-    assert isinstance(write_locks, CausalOrderingModule)
-
-
 def test_a_work_queue_can_be_paused_on_its_page(api):
     queue = f"/work_queues/{api.post('/work_queues/', {'name': 'to be paused'})['id']}"
     api.patch(queue, {"is_paused": True})  # asked for again each minute, if the server waits
