@@ -3,18 +3,13 @@
 import itertools
 import signal
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.artifacts.runs import find_run
-from flows.sweep.grid import open_sweep
-from flows.sweep.plan import plan_sweep
-from flows.sweep.request import SweepRequest
 from infra.prefect.server import Server
-from infra.storage.open import open_store
 from nanochat_core.errors import StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
 from tests.support.flows.toy_sweep import run_process, run_sweep, toy_sweep
@@ -107,25 +102,3 @@ def test_a_point_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
     assert (swept.built.stages, swept.cached.stages) == (1, 3)
     assert toys.kinds("text").count("building") == 1
     assert swept.report.tree["errors"] == {}
-
-
-def test_a_command_gives_the_flow_what_it_has_planned(server, tmp_path, monkeypatch):
-    from flows.orchestration.caller import LocalRun, call_flow, running_locally
-    from flows.sweep import build
-    from flows.sweep.build import sweep as flow
-
-    store = open_store((tmp_path / "store").as_uri())
-    request = SweepRequest(vary=("optimizer.muon_lr=0.03",), seeds=(1,), store=store.url)
-    planned = plan_sweep(open_sweep(request), store, tmp_path, log=print)
-
-    def end(*_: Any, planned: Any, **options: Any) -> Any:
-        raise StageError(f"this is where it is built: {planned.sweep.name}")
-
-    monkeypatch.setattr(build, "build_units", end)
-    monkeypatch.delattr(build, "open_sweep")
-    caller = LocalRun(home=tmp_path, watch=lambda *_: None, planned=planned)
-    with running_locally(caller):
-        with pytest.raises(StageError, match=f"built: {planned.sweep.name}"):
-            call_flow(flow, **asdict(request))
-        with pytest.raises(NameError):  # it is the plan of another sweep, and opens it
-            call_flow(flow, **asdict(replace(request, seeds=(2,))))

@@ -227,9 +227,9 @@ def test_a_reason_that_cannot_be_read_is_unknown_and_damage_is_warned_of_once(
 # Curves of training.
 
 
-def trained(store, seed, *, steps=48):
-    """A model whose loss falls from 5 by 0.1 a step and more with the seed."""
-    rows = [{"step": i + 1, "loss": 5.0 - i / 10 - seed / 2, "mfu": 0.4} for i in range(steps)]
+def trained(store, seed, *, steps=96):
+    """A model whose loss falls from 5 by 0.05 a step and more with the seed."""
+    rows = [{"step": i + 1, "loss": 5.0 - i / 20 - seed / 2, "mfu": 0.4} for i in range(steps)]
     rows[-1]["val_bpb"] = 1.0 - seed / 8
     rows[0]["val_bpb"] = 3.0
     return put_measured(store, "pretrain", config={"seed": seed}, steps=rows)
@@ -239,7 +239,7 @@ def trained(store, seed, *, steps=48):
 def trained_runs(store):
     for seed, name in enumerate(("one", "two")):
         put_run(store, name, trained(store, seed), name=name)
-    put_run(store, "short", trained(store, 2, steps=24), name="short")
+    put_run(store, "short", trained(store, 2, steps=48), name="short")
     put_run(store, "bare", put_measured(store, "pretrain", config={"seed": 9}), name="bare")
 
 
@@ -254,9 +254,9 @@ def test_for_programs_there_are_the_points(terminal):
     [stage] = terminal.read("compare", "one", "bare")["stages"]
     loss, bpb = stage["curves"]
     assert loss["metric"] == "loss"
-    assert loss["of"][0][:2] == [[1, 5.0], [2, 4.9]]
+    assert loss["of"][0][:2] == [[1, 5.0], [2, 4.95]]
     assert loss["of"][1] == []
-    assert bpb["of"][0] == [[1, 3.0], [48, 1.0]]
+    assert bpb["of"][0] == [[1, 3.0], [96, 1.0]]
 
 
 @pytest.mark.usefixtures("trained_runs")
@@ -284,9 +284,10 @@ def test_a_page_that_cannot_be_written_is_a_mistake(terminal, tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-def test_a_curve_with_no_finite_value_is_none(store, terminal):
-    rows = [{"step": i, "loss": float("nan")} for i in range(1, 4)]
-    for name in ("one", "two"):
-        made = put_measured(store, "sft", config={"seed": name}, steps=rows, metrics={"steps": 3})
-        put_run(store, name, made, name=name)
-    terminal.shows("compare one two")
+def test_a_curve_with_no_finite_value_is_none_and_a_flat_one_in_the_middle(store, terminal):
+    for loss in (float("nan"), 2.0):
+        rows = [{"step": i, "loss": loss} for i in range(1, 4)]
+        for name in ("one", "two"):
+            facts = {"config": {"seed": f"{name} {loss}"}, "metrics": {"steps": 3}}
+            put_run(store, name, put_measured(store, "sft", steps=rows, **facts), name=name)
+        terminal.shows("compare one two")

@@ -12,15 +12,15 @@ import pytest
 
 from flows.artifacts.runs import Run, Status, find_run, write_run
 from flows.cli.app import main
-from flows.identity.manifest import File, Manifest
+from flows.identity.manifest import Manifest
 from flows.leases import run_lock
 from flows.leases.file_lock import work_directory
 from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import BEAT
 from infra.storage.base import Store
-from infra.storage.files import sha256_of
 from tests.support.flows.claims import claim
 from tests.support.flows.fixtures import nothing
+from tests.support.flows.measured import put_file
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run, todays_shards
 
 NOON = 1_795_435_200.0  # 12:00 UTC
@@ -34,44 +34,42 @@ STEPS: list[dict[str, Any]] = [
 REF = todays_shards()
 
 
-def write_events(path: Path, events: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def text_of(events: list[dict[str, Any]]) -> str:
+    """Return the log of events that came a second after each other."""
     lines = (json.dumps({"time": NOON + at, **event}) for at, event in enumerate(events))
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return "".join(f"{line}\n" for line in lines)
 
 
-def with_logs(store: Store, directory: Path, **logs: str) -> Manifest:
-    """An artifact of sft with these logs."""
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The file in which this machine's job of the shards logs its events."""
+    directory = work_directory(tmp_path / "home" / "work", REF)
+    directory.mkdir(parents=True)
+    return directory / "events.jsonl"
+
+
+def with_logs(store: Store, events: list[dict[str, Any]], output: str = "hello\n") -> Manifest:
+    """An artifact of sft with these events and this output of its processes."""
     manifest = make_manifest("sft")
-    files: list[File] = []
-    for name, text in logs.items():
-        path = directory / name
-        path.write_text(text, encoding="utf-8")
-        key = f"{manifest.ref.prefix}/logs/a/{name}"
-        store.put(key, path.read_bytes())
-        called = name.replace("_", ".")
-        files.append(File(path=called, size=len(text), sha256=sha256_of(path), key=key))
+    logs = {"events.jsonl": text_of(events), "worker.log": output}
+    files = [put_file(store, manifest, name, text.encode()) for name, text in logs.items()]
     return put_artifact(store, replace(manifest, logs=tuple(files)))
 
 
-def test_a_finished_stage_is_read_from_the_store(terminal, store, tmp_path):
-    write_events(tmp_path / "events", STEPS)
-    text = (tmp_path / "events").read_text(encoding="utf-8")
-    made = with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n\x1b[2Jworld\n")
+def test_a_finished_stage_is_read_from_the_store(terminal, store):
+    made = with_logs(store, STEPS, output="hello\n\x1b[2Jworld\n")
     put_run(store, "tiny-1", made)
     terminal.shows("status tiny --tail 99")
     assert terminal.said("status", "tiny", "sft") == terminal.said("status", "tiny", "-f")
-    store.put(f"{made.ref.prefix}/logs/a/events_jsonl", text.replace("2.3", "9.9").encode())
+    store.put(made.logs[0].key, text_of(STEPS).replace("2.3", "9.9").encode())
     terminal.shows("status tiny -f")
 
 
 def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
-    terminal, store, tmp_path, capsys, monkeypatch
+    terminal, store, capsys, monkeypatch
 ):
     steps = [{"kind": "step", "step": n, "total": 50, "values": {}} for n in range(1, 51)]
-    write_events(tmp_path / "events", steps)
-    text = (tmp_path / "events").read_text(encoding="utf-8")
-    put_run(store, "tiny-1", with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n"))
+    put_run(store, "tiny-1", with_logs(store, steps))
     whole = terminal.said("status", "tiny", "--tail", "99")  # a file or a pipe gets all
     assert len(whole) == 52
 
@@ -90,11 +88,10 @@ def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
         assert printed() == (whole[-shown:], left)
 
 
-def test_an_unfinished_stage_is_read_from_this_machine(terminal, store, tmp_path):
+def test_an_unfinished_stage_is_read_from_this_machine(terminal, store, log):
     put_run(store, "tiny-1", status="interrupted")
-    work = work_directory(tmp_path / "home" / "work", REF)
-    write_events(work / "events.jsonl", STEPS[:2])
-    (work / "worker.log").write_text("it broke\n")
+    log.write_text(text_of(STEPS[:2]))
+    log.with_name("worker.log").write_text("it broke\n")
     lines = terminal.said("status", "tiny", "--tail", "99")
     assert [line.split()[0] for line in lines] == ["12:00:00", "12:00:01", f"{REF.name}:", "it"]
     assert terminal.follows("tiny", "shards", status="interrupted") == lines
@@ -105,14 +102,13 @@ def ending(store: Store, run: Run, status: Status = "failed") -> Callable[[], No
     return lambda: write_run(store, replace(run, status=status))
 
 
-def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, polls):
+def test_a_run_is_followed_until_it_has_ended(terminal, store, log, polls):
     run = put_run(store, "tiny-1", status="running")
-    events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
-    write_events(events, STEPS[:1])
-    more, again = (lambda n=n: write_events(events, STEPS[:n]) for n in (5, 1))
+    log.write_text(text_of(STEPS[:1]))
+    more, again = (lambda n=n: log.write_text(text_of(STEPS[:n])) for n in (5, 1))
 
     def end() -> None:
-        write_events(events, STEPS[:2])
+        log.write_text(text_of(STEPS[:2]))
         ending(store, run)()
 
     polls(nothing, more, nothing, again, end)
@@ -122,10 +118,9 @@ def test_a_run_is_followed_until_it_has_ended(terminal, store, tmp_path, polls):
 
 
 def test_logs_of_a_finished_stage_are_read_once_and_whole_whatever_the_tail(
-    terminal, store, tmp_path, counted, polls
+    terminal, store, counted, polls
 ):
-    write_events(tmp_path / "events", STEPS)
-    made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
+    made = with_logs(store, STEPS, output="")
     run = put_run(store, "tiny-1", status="running")
     run = replace(run, stages={"sft": made.fingerprint})
     polls(nothing, ending(store, run, "running"), nothing, nothing, ending(store, run))
@@ -144,20 +139,21 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("profile", ["tiny", "removed"])  # which cannot be planned
 def test_following_ends_when_no_process_builds_the_run_any_more(
-    store, tmp_path, terminal, profile, polls
+    store, log, terminal, profile, polls
 ):
     put_run(store, "tiny-1", profile=profile, status="running")
-    write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
+    log.write_text(text_of(STEPS[:2]))
     polls(nothing, nothing)
     terminal.shows("status tiny -f", code=1)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("builds", [True, False])  # else its command waits, for a device perhaps
-def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_path, polls, builds):
+def test_following_continues_while_a_silent_run_lives(
+    terminal, store, tmp_path, log, polls, builds
+):
     run = put_run(store, "tiny-1", status="running")
-    events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
-    write_events(events, STEPS[:1])
+    log.write_text(text_of(STEPS[:1]))
     held = try_acquire(store, REF, claim("b")) if builds else None
     command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
     polls(nothing, nothing, nothing, ending(store, run))
@@ -166,9 +162,9 @@ def test_following_continues_while_a_silent_run_is_alive(terminal, store, tmp_pa
 
 
 @pytest.mark.usefixtures("impatient")
-def test_following_ends_when_the_command_that_it_waits_for_dies(terminal, store, tmp_path, polls):
+def test_following_ends_when_the_command_it_waits_for_dies(terminal, store, tmp_path, log, polls):
     put_run(store, "tiny-1", status="running", ended=None)
-    write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:1])
+    log.write_text(text_of(STEPS[:1]))
     command = contextlib.ExitStack()
     command.enter_context(run_lock.hold(tmp_path / "home", "tiny-1", store=store.url))
 

@@ -7,6 +7,7 @@ import pytest
 
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
+from flows.cli.app import main
 from flows.stages import SFT
 from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -56,3 +57,11 @@ def test_only_what_will_run_is_in_colour(capsys, monkeypatch):
     coloured = {line.split("m", 1)[1][0] for line in shown if re.match(r"\x1b\[3\dm", line)}
     assert coloured == {"+", "~", ">", "!", "x"}
     assert [line for line in shown if "32m" in line] == []
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_colour_is_left_out_when_asked(no_color, is_coloured, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert main(["plan", "tinny"]) == 1
+    assert ("\x1b[1;31merror:\x1b[0m " in capsys.readouterr().err) == is_coloured

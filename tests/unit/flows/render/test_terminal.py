@@ -99,7 +99,8 @@ def test_the_time_left_counts_stages_that_have_not_ended(clock, transcript):
     def steps(stage: str, number: int) -> tuple[tuple[str, dict[str, Any]], float]:
         return (stage, step(number, loss=3.14159, tokens_per_second=9e4)), 0.0
 
-    shows({"rows": 60.0}, *begin("rows"), 4.0, *steps("rows", 50), 1.0, *steps("rows", 60))
+    half = (4.0, *steps("rows", 50), 1.0, *steps("rows", 60))
+    shows({"rows": 60.0}, *begin("rows"), 1.0, *steps("rows", 1), *half)
     # The pace of a stage counts once it is known; a stage of unknown time never counts as no time.
     unknown = {"rows": 60.0, "midtrain": None, "sft": None}
     then = (*begin("midtrain"), 60.0, *steps("midtrain", 20), *begin("sft"), 30.0)
