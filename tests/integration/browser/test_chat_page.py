@@ -5,7 +5,7 @@ import threading
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser.chat import answers, ask, questions, send, titles
+from tests.support.browser.chat import answers, ask, begin, questions, send, titles
 from tests.support.browser.fixtures import NOT_LOADED, Complaints
 from tests.support.browser.scripted_server import ScriptedServer, Step, answer, event, refusal
 
@@ -84,9 +84,7 @@ def test_text_that_was_selected_stays_selected_while_more_is_written(
 
 
 def test_a_stopped_answer_stays_and_the_server_is_notified(page: Page, server: ScriptedServer):
-    server.replies.append([event(token="It was a dark and"), threading.Event()])
-    send(page, "a story")
-    expect(answers(page)).to_have_text("It was a dark and")
+    begin(page, server, "It was a dark and")
     page.get_by_role("button", name="Stop", exact=True).click()
     assert server.left.wait(100)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
@@ -140,9 +138,7 @@ def test_another_answer_stands_beside_the_first(page: Page, server: ScriptedServ
 
 
 def test_a_reload_in_the_middle_keeps_what_was_written(page: Page, server: ScriptedServer):
-    server.replies.append([event(token="half an"), threading.Event()])
-    send(page, "go")
-    expect(answers(page)).to_have_text("half an")
+    begin(page, server, "half an")
     page.reload()
     expect(answers(page)).to_have_text("half an")
     expect(page.get_by_text("The page was closed while this was being written.")).to_be_visible()
@@ -179,13 +175,10 @@ def test_conversations_are_listed_opened_renamed_and_deleted_and_deleting_is_und
 def test_an_answer_continues_while_another_conversation_is_shown(
     page: Page, server: ScriptedServer
 ):
-    gate = threading.Event()
-    server.replies.append([event(token="slow "), gate, *answer("but sure")])
-    send(page, "first")
-    expect(answers(page)).to_have_text("slow")
+    more = begin(page, server, "slow ", *answer("but sure"), question="first")
     page.keyboard.press("Alt+n")
     expect(ask(page, "second")).to_have_text("You said: second")
-    gate.set()
+    more.set()
     page.get_by_role("button", name="first", exact=True).click()
     expect(answers(page)).to_have_text("slow but sure")
 
@@ -310,10 +303,7 @@ def test_an_edited_question_waits_for_the_answer_that_is_being_written(
 ):
     ask(page, "first")
     page.get_by_role("button", name="Edit").click()
-    more = threading.Event()
-    server.replies.append([event(token="one"), more, event(token=" end"), event(done=True)])
-    send(page, "next")
-    expect(answers(page).last).to_have_text("one")
+    more = begin(page, server, "one", *answer(" end"), question="next")
     page.get_by_label("Edit the message").fill("changed")
     page.keyboard.press("Enter")
     expect(page.locator("form.editor .meta")).to_contain_text("Escape stops it")

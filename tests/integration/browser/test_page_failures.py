@@ -1,10 +1,8 @@
 """What goes wrong is said in words, with a way on; nothing that was written is lost."""
 
-import threading
-
 from playwright.sync_api import Page, expect
 
-from tests.support.browser.chat import answers, ask, fill_storage, questions, send
+from tests.support.browser.chat import answers, ask, begin, fill_storage, questions, send
 from tests.support.browser.fixtures import NOT_LOADED, Complaints
 from tests.support.browser.scripted_server import CUT, ScriptedServer, answer, event, refusal
 
@@ -53,11 +51,7 @@ def test_a_stream_that_breaks_off_keeps_what_came(
 ):
     complaints.expect("net::ERR_INCOMPLETE_CHUNKED_ENCODING")  # of the first
     for end, says in BROKEN:
-        came = threading.Event()  # what has not been read is lost with the connection
-        server.replies.append([event(token="The first half"), came, *end])
-        send(page, "go")
-        expect(answers(page)).to_have_text(["The first half"])
-        came.set()
+        begin(page, server, "The first half", *end).set()
         expect(page.locator(".problem:visible")).to_contain_text(says)
         expect(answers(page)).to_have_text(["The first half"])
         page.reload()
@@ -149,9 +143,7 @@ def test_two_tabs_that_write_in_one_conversation_lose_nothing(page: Page, server
     other = page.context.new_page()
     other.goto(page.url)
     expect(answers(other)).to_have_text(["You said: one"])
-    more = threading.Event()
-    server.replies.append([event(token="slow"), more, *answer(" end")])
-    send(page, "two")
+    more = begin(page, server, "slow", *answer(" end"), question="two")
     expect(answers(other)).to_have_text(["You said: one", "slow"])
     ask(other, "three")
     more.set()
@@ -207,10 +199,7 @@ def test_an_event_that_comes_late_hides_nothing(page: Page, server: ScriptedServ
 def test_an_answer_that_ends_while_the_page_might_be_left_is_over(
     page: Page, server: ScriptedServer
 ):
-    more = threading.Event()
-    server.replies.append([event(token="first"), more, *answer(" last")])
-    send(page, "go")
-    expect(answers(page)).to_have_text("first")
+    more = begin(page, server, "first", *answer(" last"))
     page.evaluate("dispatchEvent(new Event('beforeunload'))")  # as a download does
     more.set()
     expect(answers(page)).to_have_text("first last")
@@ -219,9 +208,7 @@ def test_an_answer_that_ends_while_the_page_might_be_left_is_over(
 
 
 def test_deleting_a_conversation_stops_its_answer(page: Page, server: ScriptedServer):
-    server.replies.append([event(token="endless"), threading.Event()])
-    send(page, "go")
-    expect(answers(page)).to_have_text("endless")
+    begin(page, server, "endless")
     page.get_by_role("button", name='Delete "go"').click()
     assert server.left.wait(100)
     expect(page.locator("#list li")).to_have_count(0)

@@ -1,13 +1,12 @@
 """How the page looks, as far as that can be computed: width, colours, contrast, names, motion."""
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser.chat import ask, send
+from tests.support.browser.chat import ask, begin, send
 from tests.support.browser.fixtures import NOT_LOADED, PHONE, Complaints
 from tests.support.browser.scripted_server import ScriptedServer, answer, event, refusal
 
@@ -180,12 +179,10 @@ def test_reduced_motion_is_kept_to(open_page: Opens, server: ScriptedServer):
     for preference, animations in (("no-preference", True), ("reduce", False)):
         page = open_page(reduced_motion=preference)
         server.left.clear()
-        go_on = threading.Event()
-        server.replies.append([event(token="slow"), go_on, *answer("")])
-        send(page, "go")
+        more = begin(page, server, "slow", *answer(""))
         expect(page.locator(".writing")).to_have_text("slow")
         assert (page.evaluate(moving) > 0) == animations
-        go_on.set()
+        more.set()
 
 
 def test_on_a_phone_the_conversations_are_in_a_drawer(open_page: Opens, server: ScriptedServer):

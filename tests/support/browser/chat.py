@@ -1,6 +1,10 @@
 """What a person sees and does on the chat page, in a word each."""
 
+import threading
+
 from playwright.sync_api import Locator, Page, expect
+
+from tests.support.browser.scripted_server import ScriptedServer, Step, event
 
 
 def send(page: Page, text: str) -> None:
@@ -14,6 +18,17 @@ def ask(page: Page, text: str) -> Locator:
     send(page, text)
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     return answers(page).last
+
+
+def begin(
+    page: Page, server: ScriptedServer, text: str, *rest: Step, question: str = "go"
+) -> threading.Event:
+    """Ask, and wait until the answer begins with `text`; its rest comes once the event is set."""
+    more = threading.Event()
+    server.replies.append([event(token=text), more, *rest])
+    send(page, question)
+    expect(answers(page).last).to_have_text(text.strip())
+    return more
 
 
 def answers(page: Page) -> Locator:

@@ -10,7 +10,6 @@ from nanochat_core.engine.requests import EndEvent, Request
 from nanochat_core.errors import DataError, StageError
 from tests.support.nanochat_core.engine.native_models import NO_KERNELS
 from tests.support.nanochat_core.engine.scheduler_case import Asked, pages_used
-from tests.support.nanochat_core.engine.torch_slots import prompts_of
 from tests.support.nanochat_core.random_gpt import make_writer
 
 pytestmark = pytest.mark.torch
@@ -75,40 +74,31 @@ def test_a_tool_result_is_forced_with_mask_zero_and_never_cut(make_model, tokeni
     assert answer.finished == (max_tokens == 30)
 
 
-def test_it_answers_in_a_thread_and_leaves_the_model_trainable(make_model, tokenizer):
-    engine = Engine(make_model(), tokenizer)
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(engine.generate_batch([65], max_tokens=5, seed=3))
-    )
-    thread.start()
-    thread.join()
-    assert found == [engine.generate_batch([65], max_tokens=5, seed=3)]
+def test_its_thread_answers_as_a_callers_and_leaves_the_model_trainable(
+    make_model, tokenizer, monkeypatch
+):
+    used = []
+
+    def use(device):
+        used.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr("nanochat_core.engine.engine.use_device", use)
+    engine = Engine(make_model(), tokenizer, num_slots=6)
+    settings = {"num_samples": 2, "max_tokens": 20, "temperature": 1.0, "top_k": None}
+
+    def ask():
+        batch = engine.generate_batch([65] * 20, seed=3, **settings)
+        return batch, engine.complete([[65], [66] * 30], seeds=[1, 2], **settings)
+
+    alone = ask()
+    engine.start()
+    together = ask()
+    engine.stop()
+    assert alone == together == ask()
+    assert used == [("engine", torch.device("cpu"))]
     tokens = torch.tensor([[65, 66, 67]])
     engine.model.token_losses(tokens, tokens).sum().backward()
     assert engine.model.lm_head.weight.grad is not None
-
-
-def test_while_its_thread_runs_many_threads_are_answered_as_each_alone(make_model, tokenizer):
-    engine = Engine(make_model(), tokenizer, num_slots=6)
-    prompts = prompts_of(8)
-    alone = [engine.generate_batch(p, 2, max_tokens=20, seed=i) for i, p in enumerate(prompts)]
-    found = {}
-
-    def ask(number):
-        found[number] = engine.generate_batch(prompts[number], 2, max_tokens=20, seed=number)
-
-    engine.start()
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    [[answer]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
-    engine.stop()
-    assert [found[i] for i in range(8)] == alone
-    [[again]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
-    assert answer == again
 
 
 def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_model, tokenizer):
@@ -171,20 +161,6 @@ def test_the_runner_and_its_memory_are_reported_before_anything_is_asked(make_mo
     [choice] = output
     assert (choice.runner, choice.reason, choice.num_slots) == ("torch", "asked for", 3)
     assert choice.pool_bytes > 0
-
-
-def test_its_thread_uses_the_models_device(make_model, tokenizer, monkeypatch):
-    used = []
-
-    def use(device):
-        used.append((threading.current_thread().name, device))
-
-    monkeypatch.setattr("nanochat_core.engine.engine.use_device", use)
-    engine = Engine(make_model(), tokenizer)
-    engine.start()
-    engine.generate_batch([65], max_tokens=1)
-    engine.stop()
-    assert used == [("engine", torch.device("cpu"))]
 
 
 # An engine that fails ends every request, and answers the next ones.

@@ -193,25 +193,25 @@ NOT_GRAPHS = (
 )
 
 
-def test_where_no_step_can_be_captured_torch_runs_the_model_and_says_why(make_model, failures):
-    output = []
-    runner = open_runner(make_model(), stop_tokens=iter([5]), num_slots=2, on_choice=output.append)
-    assert type(runner) is TorchRunner
-    assert runner.stop_tokens == {5}
-    assert [(c.runner, c.reason) for c in output] == [("torch", f"{NOT_TRITON}; {NOT_GRAPHS}")]
-
-
-def test_where_kernels_cannot_be_compiled_graphs_of_torch_run_the_model(make_model, failures):
-    del failures[False]
-    output = []
+@pytest.mark.parametrize(
+    ("runner", "reason"),
+    [("torch", f"{NOT_TRITON}; {NOT_GRAPHS}"), ("cuda graphs", NOT_TRITON)],
+)
+def test_where_a_runner_cannot_be_opened_the_next_runs_the_model_and_says_why(
+    make_model, failures, runner, reason
+):
+    if runner == "cuda graphs":
+        del failures[False]
+    output, stops = [], iter([5])
     gc.disable()  # the failed one's memory is needed at once
     try:
-        runner = open_runner(make_model(), stop_tokens=[], num_slots=2, on_choice=output.append)
+        opened = open_runner(make_model(), stop_tokens=stops, num_slots=2, on_choice=output.append)
     finally:
         gc.enable()
-    assert type(runner) is Refusing
+    assert type(opened) is (TorchRunner if runner == "torch" else Refusing)
+    assert runner != "torch" or opened.stop_tokens == {5}
     assert Refusing.alive == [0, 0]
-    assert [(c.runner, c.reason) for c in output] == [("cuda graphs", NOT_TRITON)]
+    assert [(c.runner, c.reason) for c in output] == [(runner, reason)]
 
 
 @pytest.mark.parametrize("error", [AssertionError("a fault of ours"), KeyError("of ours")])

@@ -115,21 +115,6 @@ def test_a_row_without_a_top_k_has_the_vocabulary_as_candidates():
     ] == [VOCAB, VOCAB, VOCAB, 7, VOCAB, VOCAB]
 
 
-def _sample(logits, count, **settings):
-    positions = torch.arange(count)
-    return sample(
-        logits.expand(count, -1), keys_of(7, count), positions, SamplingParams(**settings)
-    )
-
-
-def test_uniforms_fill_the_unit_interval_evenly():
-    u = uniforms(keys_of(7, 20_000), torch.zeros(20_000, dtype=torch.int64))
-    assert 0.0 <= u.min() < 0.001
-    assert 0.999 < u.max() < 1.0
-    counts = torch.histc(u, bins=20, min=0.0, max=1.0)
-    assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
-
-
 def test_a_seed_gives_the_same_stream_in_every_version():
     """As SplitMix64 in numpy's uint64 gave them."""
     keys = {
@@ -174,9 +159,9 @@ def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 3}, {"top_p": 0.9}])
 def test_a_temperature_that_fp32_does_not_hold_takes_the_likeliest(temperature, settings):
-    logits = torch.tensor([0.0, 3.0, -1.0, 2.999])
-    settings = {"top_k": None, **settings}
-    assert set(_sample(logits, 100, temperature=temperature, **settings).tolist()) == {1}
+    logits = torch.tensor([0.0, 3.0, -1.0, 2.999]).expand(100, -1)
+    params = SamplingParams(temperature=temperature, **settings)
+    assert set(sample(logits, keys_of(7, 100), torch.arange(100), params).tolist()) == {1}
 
 
 class _NoFloatSums(TorchDispatchMode):

@@ -42,14 +42,6 @@ def test_so_is_one_that_comes_a_byte_at_a_time(hurried):
         drip(connection)
 
 
-def test_three_hundred_slow_connections_do_not_hold_up_a_quick_one(live):
-    with contextlib.ExitStack() as stack:
-        for _ in range(300):
-            stack.enter_context(live.connect()).sendall(HEAD)
-        wait_until(lambda: len(live.server.server_state.connections) >= 300)
-        assert live.health()["ready"]
-
-
 def test_a_connection_in_use_is_not_cut(live, monkeypatch):
     connections = live.server.server_state.connections
     wait_until(lambda: not connections)

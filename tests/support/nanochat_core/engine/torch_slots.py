@@ -121,9 +121,9 @@ def begin(
     return runner.sample_first(slots, logits, lengths, last)
 
 
-def prompts_of(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
+def prompts_of(count: int, *, seed: int) -> list[list[int]]:
     rng = random.Random(seed)
-    return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    return [[rng.randrange(256) for _ in range(rng.randint(1, 40))] for _ in range(count)]
 
 
 @torch.no_grad()
