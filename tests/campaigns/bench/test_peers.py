@@ -1,4 +1,4 @@
-"""The bench of training beside a checkout of nanochat; the others: test_gpu.py."""
+"""The bench of training next to a checkout of nanochat; the others: test_gpu.py."""
 
 import os
 from dataclasses import replace

@@ -238,7 +238,7 @@ ORDERS: dict[str, tuple[dict[str, tuple[str, dict[str, Any]]], dict[str, int]]] 
         {"timed": 2, "held": 15},
     ),
     "a less valuable step never takes the time of a more valuable one": (
-        # 55 s are left beside the margin: 40 for the first, so 15 for others until it has ended.
+        # 55 s are left but for the margin: 40 for the first, so 15 for others until it has ended.
         {
             "valuable": ("4 9", {"ready": 60, "seconds": 40}),
             "long": ("0 1", {"seconds": 30, "quiet": False}),
@@ -246,7 +246,7 @@ ORDERS: dict[str, tuple[dict[str, tuple[str, dict[str, Any]]], dict[str, int]]] 
         },
         {"short": 0, "valuable": 4, "long": 13},
     ),
-    "steps prepare beside each other as the GPU's memory allows": (
+    "steps prepare at the same time as the GPU's memory allows": (
         {name: ("2 1", {"ready": 60, "gigabytes": 50}) for name in ("one", "two")},
         {"one": 2, "two": 5},
     ),

@@ -158,7 +158,7 @@ class HubServer:
 
 
 class _Handler(FileHandler):
-    def answer(self) -> None:
+    def do_GET(self) -> None:
         hub: HubServer = self.server.owner
         if hub.is_closed:
             self.close_connection = True
@@ -181,6 +181,8 @@ class _Handler(FileHandler):
         if any(fault.spoils for fault in faults):
             body = spoiled(body)
         self.send(request.status, body, headers, pause=sum(fault.pause for fault in faults))
+
+    do_HEAD = do_GET
 
 
 def refusal(status: int, code: str = "", message: str = "asked to fail") -> Reply:

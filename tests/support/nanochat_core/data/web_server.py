@@ -38,19 +38,10 @@ class FileServer(ThreadingHTTPServer):
 
 
 class FileHandler(QuietHandler):
-    """A handler that answers GET and HEAD by `answer`."""
+    """A handler of a file server."""
 
     protocol_version = "HTTP/1.1"
     server: FileServer
-
-    def answer(self) -> None:
-        raise NotImplementedError
-
-    def do_GET(self) -> None:
-        self.answer()
-
-    def do_HEAD(self) -> None:
-        self.answer()
 
     def send(
         self, status: int, body: bytes, headers: Mapping[str, str], *, pause: float = 0.0
@@ -106,7 +97,7 @@ class WebServer:
 
 
 class _Handler(FileHandler):
-    def answer(self) -> None:
+    def do_GET(self) -> None:
         web: WebServer = self.server.owner
         is_get = self.command == "GET"
         web.gets, web.heads = web.gets + is_get, web.heads + (not is_get)
@@ -121,3 +112,5 @@ class _Handler(FileHandler):
             headers["Content-Length"] = str(len(data))
             self.close_connection = True
         self.send(200, data[: answer.after], headers)
+
+    do_HEAD = do_GET
