@@ -68,6 +68,7 @@ def test_an_upload_that_is_interrupted_is_aborted_on_the_way_out(rig: Rig) -> No
 
     def interrupt(request: Request, answer: Callable[[Request], Answer]) -> Answer:
         if request.verb == "PUT partNumber" and next(number) == 3:
+            time.sleep(0.2)  # until the caller waits for the transfer
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.5)  # the upload must not end before this process notices
         return answer(request)
