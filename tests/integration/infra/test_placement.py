@@ -23,25 +23,19 @@ from nanochat_core.job import Attention, Compile, Job, Resources
 from tests.support.small_job import small_job
 
 
-@pytest.mark.parametrize(
-    ("given", "limit"),
-    [
-        *((None, 100 * 10**9), ("", 100 * 10**9), ("2.5", 2_500_000_000), ("0", 0)),
-        *(("much", None), ("-1", None), ("nan", None), ("inf", None)),
-    ],
-)
+@pytest.mark.parametrize(("given", "limit"), [("", 100 * 10**9), ("2.5", 2_500_000_000), ("0", 0)])
 def test_the_limit_of_the_cache_is_a_hundred_gigabytes_or_what_one_says(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, limit: int | None
+    monkeypatch: pytest.MonkeyPatch, given: str, limit: int
 ):
-    if given is None:
-        monkeypatch.delenv("NANOCHAT_CACHE_GB", raising=False)
-    else:
-        monkeypatch.setenv("NANOCHAT_CACHE_GB", given)
-    if limit is None:
-        with pytest.raises(ConfigError, match=f"NANOCHAT_CACHE_GB is '{given}'"):
-            default_cache_limit()
-    else:
-        assert default_cache_limit() == limit
+    monkeypatch.setenv("NANOCHAT_CACHE_GB", given)
+    assert default_cache_limit() == limit
+
+
+@pytest.mark.parametrize("given", ["much", "-1", "nan", "inf"])
+def test_a_limit_of_the_cache_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, given: str):
+    monkeypatch.setenv("NANOCHAT_CACHE_GB", given)
+    with pytest.raises(ConfigError, match=f"NANOCHAT_CACHE_GB is '{given}'"):
+        default_cache_limit()
 
 
 RESOURCES = Resources(
@@ -224,22 +218,22 @@ def test_a_job_file_keeps_every_resource(tmp_path: Path):
     assert Job.read(job.write()).resources == resources
 
 
-def test_a_home_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("NANOCHAT_HOME", "~/nc")
-    assert default_home() == Path("/home/me/nc")
-
-
-def test_a_new_home_is_where_xdg_has_data_and_an_existing_one_stays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("NANOCHAT_HOME", "~/nc", "{home}/nc"),
+        ("XDG_DATA_HOME", "", "{home}/.nanochat-flows"),
+        ("XDG_DATA_HOME", "data", "{home}/.nanochat-flows"),  # relative: no directory of data
+        ("XDG_DATA_HOME", "/data", "/data/nanochat-flows"),
+    ],
+)
+def test_a_new_home_is_where_a_variable_says_and_an_existing_one_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, expected: str
 ) -> None:
-    usual = tmp_path / ".nanochat-flows"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NANOCHAT_HOME", "")
-    for unset in ("", "data"):  # a relative path is no directory of data
-        monkeypatch.setenv("XDG_DATA_HOME", unset)
-        assert default_home() == usual
-    monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert default_home() == Path("/data/nanochat-flows")
-    usual.mkdir()
-    assert default_home() == usual
+    monkeypatch.setenv(name, value)
+    assert str(default_home()) == expected.format(home=tmp_path)
+    if name == "XDG_DATA_HOME":
+        (tmp_path / ".nanochat-flows").mkdir()
+        assert default_home() == tmp_path / ".nanochat-flows"
