@@ -1,16 +1,13 @@
 """Registering everything: nothing twice, nothing of a person's undone, nothing old left."""
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from infra.prefect.server import Server
 from nanochat_core.errors import ConfigError
 from tests.support.flows.terminal import Terminal
-from tests.support.transcripts import Transcript
 
 pytestmark = pytest.mark.prefect
 
@@ -233,31 +230,17 @@ def test_another_pool_of_gpus_is_known_from_then_on(deploy, api):
     assert deploy().pools == ("cpu", "gpu")
 
 
-@pytest.fixture
-def terminal(
-    server: Server,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    transcript: Transcript,
-) -> Iterator[Terminal]:
-    """The command line of a person who works with that server."""
-    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    before = dict(os.environ)
-    yield Terminal(capsys, transcript)
-    os.environ.clear()
-    os.environ.update(before)
-
-
 def test_the_command_registers_and_a_second_time_says_that_nothing_changed(
-    deploy, server, terminal, monkeypatch, tmp_path
+    deploy, server, capsys, transcript, tmp_path
 ):
-    lines = terminal.said("up", "--register", "--home", str(tmp_path))
+    terminal = Terminal(capsys, transcript)
+    here = {"PREFECT_API_URL": server.api_url, "NANOCHAT_HOME": str(tmp_path)}
+    with mock.patch.dict(os.environ, here):
+        lines = terminal.said("up", "--register", "--home", str(tmp_path))
+        os.environ["NANOCHAT_WEBHOOK"] = "chat"
+        assert terminal.fails("up", "--register")[0] == "the webhook is not an address"
     assert lines[0] == "work pools   cpu, gpu"
     assert all(name in lines[1] for name in DEPLOYMENTS)
     assert "changed      nothing" in lines
     up = f"PREFECT_API_URL={server.api_url} nanochat up --home {tmp_path}"
     assert lines[-1] == f"next         {up}, on each machine that works"
-    monkeypatch.setenv("NANOCHAT_WEBHOOK", "chat")
-    assert terminal.fails("up", "--register")[0] == "the webhook is not an address"

@@ -27,7 +27,7 @@ def test_a_mistaken_database_is_one_line_and_starts_nothing(
     mistaken = (
         (postgres.prefect_url.replace(PASSWORD, "wrong"), "password authentication failed"),
         (
-            postgres.prefect_url.replace("/history", "/elsewhere"),
+            postgres.prefect_url.replace("/postgres", "/elsewhere"),
             'database "elsewhere" does not exist',
         ),
         (postgres.prefect_url.replace(str(postgres.port), "1"), "connection refused"),

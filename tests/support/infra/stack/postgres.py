@@ -21,7 +21,7 @@ _USERS = ("postgres", "nobody")  # Postgres refuses to run as root
 
 @dataclass(frozen=True, kw_only=True)
 class Postgres:
-    """A running database server with the empty database `history`."""
+    """A running database server with the empty database `postgres`."""
 
     binaries: Path
     port: int
@@ -30,21 +30,17 @@ class Postgres:
     @property
     def url(self) -> str:
         """Of the database, with the password."""
-        return self.url_with(self.password)
+        return f"postgresql://prefect:{self.password}@127.0.0.1:{self.port}/postgres"
 
     @property
     def prefect_url(self) -> str:
         """Of the database, as Prefect's server takes it."""
         return self.url.replace("://", "+asyncpg://")
 
-    def url_with(self, password: str) -> str:
-        return f"postgresql://prefect:{password}@127.0.0.1:{self.port}/history"
-
     def select(self, query: str) -> str:
         """What the database answers, as text."""
         done = subprocess.run(
-            [self.binaries / "psql", "--no-psqlrc", "-tA", "-c", query, self.url_with("")],
-            env={**os.environ, "PGPASSWORD": self.password},
+            [self.binaries / "psql", "--no-psqlrc", "-tA", "-c", query, self.url],
             check=True,
             capture_output=True,
             text=True,
@@ -87,22 +83,11 @@ def running_postgres(password: str = PASSWORD) -> Generator[Postgres]:
         )
         run(*control, "-o", options, "start")
         try:
-            postgres = Postgres(binaries=binaries, port=port, password=password)
-            _make_database(postgres)
-            yield postgres
+            yield Postgres(binaries=binaries, port=port, password=password)
         finally:
             run(*control, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(directory)
-
-
-def _make_database(postgres: Postgres) -> None:
-    place = ("-h", "127.0.0.1", "-p", str(postgres.port), "-U", "prefect")
-    subprocess.run(
-        [postgres.binaries / "createdb", *place, "history"],
-        env={**os.environ, "PGPASSWORD": postgres.password},
-        check=True,
-    )
 
 
 def find_binaries() -> Path | None:
