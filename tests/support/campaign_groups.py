@@ -63,7 +63,7 @@ GROUPS = {
     ),
     "mutants": ("mutation",),
     "users": ("end_to_end", "flows", "nanochat_flows"),
-    "speed": ("bench", "reliability/test_plan_speed.py"),
+    "speed": ("bench",),
 }
 STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
 _END_SECONDS = 120.0  # for the fixtures of a stopped group

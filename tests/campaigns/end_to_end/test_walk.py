@@ -1,4 +1,4 @@
-"""The whole product as its users meet it: up, form, cancel, failure, retry, schedule, fetch, down.
+"""The whole product as its users meet it: up, form, cancel, failure, retry, fetch, down.
 
 Everything but the commands `up`, `fetch` and `down` goes over HTTP, as Prefect's pages do it. `-s`
 prints how long a run takes to get going, and one that has nothing to do. What the form offers and
@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,12 @@ from tests.campaigns.end_to_end.small import (
     stages_of,
     start_flow,
 )
-from tests.support.deployments.prefect_api import FINAL, unix, wait_until
+from tests.support.deployments.prefect_api import unix, wait_until
 from tests.support.infra.stack.live import LiveStack
 
 pytestmark = [pytest.mark.prefect, pytest.mark.torch, pytest.mark.timeout(3600)]
 
-FORM, NIGHTLY = "nanochat/nanochat", "nanochat-eval/main"
-NAME = "main"  # of the run that the nightly evaluation is about
+NAME = "main"  # of the run
 FAILING = "sft"
 BEFORE_FAILURE = {"shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "midtrain"}
 
@@ -39,12 +37,11 @@ def stack(tmp_path: Path) -> Iterator[LiveStack]:
     stack.end()
 
 
-def test_up_form_cancel_failure_retry_schedule_fetch_and_down(stack: LiveStack) -> None:
+def test_up_form_cancel_failure_retry_fetch_and_down(stack: LiveStack) -> None:
     come_up(stack)
     run = train(stack)
     look_at_artifacts(stack, run)
     run_cached(stack)
-    evaluate_on_schedule(stack)
     fetch_artifact(stack)
     stack.down()
     wait_until(lambda: not stack.processes(), seconds=15, what="its processes to end")
@@ -64,7 +61,7 @@ def come_up(stack: LiveStack) -> None:
     stack.start()
     wait_until(lambda: parts() == before, seconds=60, what="the end of the second command")
     assert stack.api.url == first
-    for name in (FORM, "one-stage/gpu", NIGHTLY, "sweep/sweep"):
+    for name in ("nanochat/nanochat", "one-stage/gpu", "nanochat-eval/main", "sweep/sweep"):
         assert stack.api.deployment(name)["name"] == name.partition("/")[2]
     for pool in ("cpu", "gpu"):
 
@@ -151,35 +148,6 @@ def run_cached(stack: LiveStack) -> None:
         what=f"every stage Cached: {stages_of(stack, run)}",
     )
     print(f"RUNNING to COMPLETED, all Cached: {ended['total_run_time']:.2f} s")
-
-
-def evaluate_on_schedule(stack: LiveStack) -> None:
-    """Have the nightly evaluation run every minute, with a suite that was never run."""
-    api = stack.api
-    deployment = api.deployment(NIGHTLY)
-    schedule = deployment["schedules"][0]
-    place = f"deployments/{deployment['id']}"
-    assert deployment["paused"] or not schedule["active"]
-    suite = 'chat_eval.tasks=[{"name": "arithmetic", "max_examples": 4, "max_new_tokens": 8}]'
-    changed = {
-        "schedule": {"cron": "* * * * *", "timezone": "UTC"},
-        "active": True,
-        "parameters": {"overrides": [suite], "place": ["threads=1"]},
-    }
-    api.patch(f"{place}/schedules/{schedule['id']}", changed)
-    api.post(f"{place}/resume_deployment", {})
-
-    def ended() -> list[dict[str, Any]]:
-        runs = [r for r in api.runs_of(deployment) if r["state_type"] in FINAL]
-        return runs if len(runs) >= 2 else []
-
-    runs = wait_until(ended, seconds=420, what="two scheduled evaluations")
-    api.post(f"{place}/pause_deployment", {})
-    runs = sorted(runs, key=lambda r: r["start_time"])[:2]
-    assert [r["state_type"] for r in runs] == ["COMPLETED"] * 2, [r["state"] for r in runs]
-    assert all(r["auto_scheduled"] for r in runs)
-    states = [list(stages_of(stack, r["id"]).values()) for r in runs]
-    assert states == [["Completed"], ["Cached"]], states
 
 
 def fetch_artifact(stack: LiveStack) -> None:

@@ -77,9 +77,8 @@ def finish(hosts: Hosts, whole: dict[str, str], saved: int) -> None:
         assert code == 0, a.log.read_text() + b.log.read_text()
     found = look()
     assert found["files"] == whole
-    assert not found["checkpoints"]
     *_, last = found["segments"]
-    assert (len(found["segments"]) > 1, last["nodes"], last["processes"]) == (True, 2, 2)
+    assert (last["nodes"], last["processes"]) == (2, 2)
     assert last["first_step"] >= saved
 
 
@@ -95,6 +94,7 @@ def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
     assert len(look()["parts"]) >= 2  # of both hosts, and the job's records
     start(a, b)  # as the caller of the stage would
     finish(hosts, whole, saved)
+    assert not look()["checkpoints"]
 
 
 @pytest.mark.parametrize("is_another", [False, True], ids=["given again", "another machine"])

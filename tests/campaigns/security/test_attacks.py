@@ -6,7 +6,9 @@ Those on the page: test_page.py.
 """
 
 import os
+import re
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,21 @@ def test_a_web_page_in_the_place_of_a_bucket_is_never_an_empty_store(
 def test_mutated_model_directories(campaign: Campaign, tmp_path: Path) -> None:
     attempts = campaign.trials(10_000)
     check(campaign, attempts, model.try_all(tmp_path, attempts=attempts, seed=campaign.seed))
+
+
+@pytest.mark.torch
+def test_a_crash_a_traceback_a_hang_and_a_wrong_answer_are_seen(tmp_path: Path) -> None:
+    """The control of mutated models."""
+    trials = (os.abort, lambda: time.sleep(60), lambda: [][0], lambda: None)
+
+    def trial(directory: Path, rng: object) -> None:
+        n = len(list(tmp_path.glob("seen-*")))
+        (tmp_path / f"seen-{n}").touch()
+        trials[n]()
+
+    found = model.try_all(tmp_path, attempts=4, seed=1, trial=trial, seconds=5.0)
+    assert [re.sub(".*: ", "", line) for line in found] == [
+        "ended the process by SIGABRT",
+        "ended the process by SIGALRM",
+        "list index out of range",
+    ]

@@ -1,6 +1,6 @@
 """Asking costs nothing: help, plans and looks at a store load nothing that is slow to load.
 
-How long they take: tests.campaigns.reliability.test_plan_speed.
+How long they take: bench.scale.
 """
 
 import subprocess
