@@ -18,10 +18,7 @@ REFUSALS = [
 ]
 
 
-def test_a_refusal_is_shown_and_can_be_tried_again(
-    page: Page, server: ScriptedServer, complaints: Complaints
-):
-    complaints.expect(NOT_LOADED)
+def test_a_refusal_is_shown_and_can_be_tried_again(page: Page, server: ScriptedServer):
     for reply, says in REFUSALS:
         server.asked.clear()
         server.replies.append(reply)

@@ -7,7 +7,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.support.browser.chat import ask, begin, send
-from tests.support.browser.fixtures import NOT_LOADED, PHONE, Complaints
+from tests.support.browser.fixtures import PHONE
 from tests.support.browser.scripted_server import ScriptedServer, answer, event, refusal
 
 WIDE = (
@@ -68,10 +68,7 @@ def fill(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("td, th")).to_have_count(12)
 
 
-def test_nothing_is_wider_than_the_screen(
-    open_page: Opens, server: ScriptedServer, complaints: Complaints
-):
-    complaints.expect(NOT_LOADED)
+def test_nothing_is_wider_than_the_screen(open_page: Opens, server: ScriptedServer):
     page = open_page(viewport={"width": 1280, "height": 844})
     sizes = "[document.documentElement.scrollWidth, document.querySelector('#scroll').scrollWidth -"
     sizes += "document.querySelector('#scroll').clientWidth, innerHeight]"
@@ -86,10 +83,7 @@ def test_nothing_is_wider_than_the_screen(
             assert box["y"] + box["height"] <= 844
 
 
-def test_every_text_has_the_contrast_of_wcag_aa(
-    open_page: Opens, server: ScriptedServer, complaints: Complaints
-):
-    complaints.expect(NOT_LOADED)
+def test_every_text_has_the_contrast_of_wcag_aa(open_page: Opens, server: ScriptedServer):
     page = open_page(reduced_motion="reduce")
     texts: list[dict[str, Any]] = []
 
@@ -134,10 +128,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(open_page: Opens):
     assert ground(page) == light
 
 
-def test_everything_to_press_or_fill_has_a_name(
-    page: Page, server: ScriptedServer, complaints: Complaints
-):
-    complaints.expect(NOT_LOADED)
+def test_everything_to_press_or_fill_has_a_name(page: Page, server: ScriptedServer):
     fill(page, server)
     page.get_by_role("button", name="Settings").click()
     nameless = page.evaluate("""() => {

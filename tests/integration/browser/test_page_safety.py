@@ -41,7 +41,7 @@ def test_hostile_calls_titles_and_errors_are_inert(page: Page, server: ScriptedS
         "limits": bad,
     }
     page.reload()
-    server.replies.append([*_call(bad), *answer("x")])
+    server.replies.append([event(tool_call=bad), event(tool_result=bad), *answer("x")])
     ask(page, bad)
     expect(page.locator(".call").last).to_have_text(f"calculator: {bad} = {bad}")
     server.replies.append([b'data: {"error": "<img src=x onerror=window.hit=1>"}\n\n'])
@@ -49,10 +49,6 @@ def test_hostile_calls_titles_and_errors_are_inert(page: Page, server: ScriptedS
     expect(page.locator(".problem:visible")).to_contain_text("<img src=x")
     assert page.locator("img").count() == 0
     assert page.evaluate("window.hit") is None
-
-
-def _call(text: str) -> list[bytes]:
-    return [event(tool_call=text), event(tool_result=text)]
 
 
 NO_CONVERSATIONS = (

@@ -162,11 +162,12 @@ def running() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def server(running: ScriptedServer) -> ScriptedServer:
-    """The server, with nothing left of the test before."""
+def server(running: ScriptedServer, complaints: Complaints) -> ScriptedServer:
+    """The server, with nothing left of the test before. The browser complains about refusals."""
     url = running.url
     running.__init__()
     running.url = url
+    running.on_refusal = lambda: complaints.expect(NOT_LOADED)
     return running
 
 

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -56,6 +56,7 @@ class ScriptedServer:
         self.left = threading.Event()  # a client went away before its answer ended
         self.stats: dict[str, Any] | None = STATS
         self.url = ""
+        self.on_refusal: Callable[[], None] = lambda: None  # of a reply that is one
 
     async def show_page(self, request: Request) -> Response:
         return HTMLResponse(page_html(), headers={"content-security-policy": page_csp()})
@@ -68,6 +69,7 @@ class ScriptedServer:
         question = self.asked[-1]["messages"][-1]["content"]
         reply = self.replies.popleft() if self.replies else answer(f"You said: {question}")
         if isinstance(reply, dict):
+            self.on_refusal()
             return JSONResponse(reply["body"], reply["status"], reply["headers"])
         return StreamingResponse(self._stream(reply), media_type="text/event-stream")
 

@@ -6,7 +6,8 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,6 @@ from nanochat_core.runtime.user_cache import user_cache
 from tests.support.nanochat_core.engine.native_models import make_gpt, needs_kernels
 
 pytestmark = pytest.mark.torch
-
-BUILD = """
-import ctypes, sys, time
-from pathlib import Path
-from nanochat_core.runtime.hardware.cpp_library import Library
-compile = Library.build
-def count(*order):
-    with Path(sys.argv[1], "builds").open("a") as file:
-        file.write("x")
-    time.sleep(2)
-    return compile(*order)
-Library.build = count
-functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
-library = Library(folder=Path(sys.argv[2]), files=("kernels.cpp", "kernels_sample.h"),
-                  needed_flags=frozenset(), functions=functions)
-print(library.load(Path(sys.argv[1])).nf_open(1, 2))
-"""
 
 
 @pytest.fixture
@@ -89,21 +73,20 @@ def test_what_a_killed_build_left_is_removed_by_a_later_one(tmp_path, library):
     assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
-def test_of_processes_that_start_together_one_builds_and_all_load(tmp_path, library):
-    command = [sys.executable, "-c", BUILD, str(tmp_path), str(library.folder)]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    output = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], output
-    assert output[0][0] == output[1][0] == "3\n"
-    assert (tmp_path / "builds").read_text() == "x"
-    (path,) = libraries(tmp_path)
-    before = path.stat().st_mtime_ns
+def test_of_those_that_start_together_one_builds_and_all_load(tmp_path, monkeypatch, library):
+    compile, builds = Library.build, []
+
+    def build(*order):
+        builds.append(order)
+        time.sleep(0.5)  # the other one comes meanwhile
+        return compile(*order)
+
+    monkeypatch.setattr(Library, "build", build)
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(library.load, [tmp_path] * 2)
+        assert [loaded.nf_open(1, 2) for loaded in found] == [3, 3]
     library.load(tmp_path)
-    assert libraries(tmp_path) == [path]
-    assert path.stat().st_mtime_ns == before  # found, not built again
+    assert len(builds) == len(libraries(tmp_path)) == 1
 
 
 def spoiled(library, whole, how):

@@ -134,16 +134,6 @@ def test_whatever_comes_and_goes_answers_are_the_references(shape):
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_crowd_is_answered_as_each_alone(shape):
-    rng = random.Random(shape)
-    case = SHAPES[shape]()
-    asked = [case.ask(prompt_of(rng), seed=i, num_samples=rng.choice((1, 4))) for i in range(60)]
-    case.finish(*asked)
-    if shape in ("scarce", "asynchronous"):
-        assert case.scheduler.slots.counts.preemptions > 0
-
-
 def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
     """As another thread may between the two queues, here from a sink."""
     case, inner = Case(num_slots=2, ends=0.0, calls=0.0), Asked()
