@@ -19,9 +19,25 @@ from nanochat_flows.packages import PACKAGES
 from tests.support.flows.house import build as build_stages
 from tests.support.installed import FILLED_IN, ROOT, Installed, build, wheel
 from tests.support.pythons import PYTHONS
-from tests.unit.flows.cli.test_infra import FOLDERS, files_in
 
 __all__ = ["wheel"]
+
+FOLDERS = {"compose": "containers"} | {
+    kind: kind for kind in ("systemd", "slurm", "kubernetes", "skypilot")
+}
+OF_A_CHECKOUT = {"Dockerfile", "Dockerfile.dockerignore"}
+PASSWORDS = {Path(name).name for name in FILLED_IN}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Path below the folder -> content, without code and passwords."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in files
+        if path.suffix not in (".py", ".pyc") and path.name not in OF_A_CHECKOUT | PASSWORDS
+    }
+
 
 FOREIGN = "raise RuntimeError('code of another project')\n"
 

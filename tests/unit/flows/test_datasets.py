@@ -80,10 +80,3 @@ def test_a_dataset_that_cannot_be_is_refused_when_the_run_is_planned(tmp_path, t
         {"name": "simple_spelling", "path": None},
     ):
         transcript.refused(str(changes), ConfigError, opened, own(path) | changes)
-
-
-def test_a_column_for_a_source_without_columns_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"shards\.column is 'body', but the text source is 'pydocs'"
-    ):
-        open_profile("tiny", overrides=("shards.column=body",))

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from flows.artifacts.names import open_model
-from flows.cli.app import main
 from flows.cli.options import StoreOptions
 from flows.cli.use.serve import newer_model
 from tests.support.flows.rows import publish_directory
@@ -66,8 +65,3 @@ def test_a_newer_model_of_the_same_stage_is_found(where, tmp_path):
     assert newer != directory
     assert (newer / "data").read_text() == "other"
     assert find() == newer
-
-
-def test_a_directory_has_no_newer_one(tmp_path, capsys):
-    assert main(["serve", str(tmp_path), "--reload-on", "main"]) != 0
-    assert "is a directory, which nothing replaces" in capsys.readouterr().err

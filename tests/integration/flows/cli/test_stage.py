@@ -17,19 +17,6 @@ from tests.support.nanochat_core.data.hub_server import talking_to_hub
 from tests.unit.flows.cli.test_stage import argv_of
 
 
-def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(terminal, store, tmp_path):
-    words = argv_of(tmp_path / "a b")
-    assert "built  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
-    terminal.said("stage", "tiny", "tokenizer", *words, "--name", "mine")
-    again = terminal.said("stage", "tiny", "shards", *words, "--name", "mine")
-    assert "cached  file://" in again[-1]
-    runs = [entry.key for entry in store.list("runs/mine-")]
-    assert len(runs) == 2
-    found = find_run(store, max(runs).removeprefix("runs/").removesuffix(".json"))
-    assert found.status == "interrupted"
-    assert set(found.stages) == {"shards", "tokenizer"}
-
-
 def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(terminal, store, tmp_path):
     before = put_run(store, "tiny-20200101t000000z-0001")
     made = build(store, tmp_path / "work", Code(REPOSITORY), run=open_profile("tiny").run)

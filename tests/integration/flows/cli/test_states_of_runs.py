@@ -18,8 +18,9 @@ from tests.support.flows.fixtures import nothing
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
+pytestmark = pytest.mark.usefixtures("api_url")
 
-@pytest.mark.usefixtures("api_url")
+
 def test_status_says_that_a_run_waits_for_a_worker(terminal, store):
     put_run(store, "tiny-1", status="running")
     Api.live = [
@@ -40,7 +41,6 @@ def test_status_says_that_a_run_waits_for_a_worker(terminal, store):
     assert "resume with" in terminal.said("status", "tiny")[-1]
 
 
-@pytest.mark.usefixtures("api_url")
 def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal):
     run = terminal.said("run", "tiny", "--submit")[0].split()[1]
     assert "there is no run" in terminal.fails("status", run)[0]  # the server has none either
@@ -68,7 +68,6 @@ def crashed(run: str, *, seconds_ago: float, tags: tuple[str, ...] = ("auto-resu
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-@pytest.mark.usefixtures("api_url")
 def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(terminal, store, status):
     put_run(store, "tiny-1", status=status)
     for seconds, ago in ((9, "just now"), (125, "2 min ago"), (86500, "24 h ago")):
@@ -80,7 +79,6 @@ def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(termina
     assert terminal.said("status", "tiny")[-1].startswith("the run: waiting for a free worker (")
 
 
-@pytest.mark.usefixtures("api_url")
 def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(terminal, store):
     put_run(store, "tiny-1", status="running", ended=None)
     Api.live = [crashed("tiny-1", seconds_ago=9, tags=())]
@@ -91,7 +89,6 @@ def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(terminal, st
     assert Api.set_states == []  # it is Crashed already
 
 
-@pytest.mark.usefixtures("api_url")
 def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_left_alone(
     terminal, store, tmp_path
 ):
@@ -113,7 +110,6 @@ def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_le
 
 
 @pytest.mark.parametrize("shown", ["RUNNING", "FAILED"])
-@pytest.mark.usefixtures("api_url")
 def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
     terminal, store, tmp_path, shown
 ):
@@ -130,7 +126,6 @@ def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "interrupted"])
-@pytest.mark.usefixtures("api_url")
 def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp_path, status):
     read = put_run(store, "tiny-1", status="running", ended=None)
     ended = replace(read, status=status, ended="2026-11-21T07:00:00Z", stages={"sft": "ab" * 32})
@@ -140,7 +135,6 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(store, tmp
     assert find_run(store, "tiny-1") == ended
 
 
-@pytest.mark.usefixtures("api_url")
 def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(store, polls, monkeypatch):
     monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_CHECKS", 0.0)
     shards = put_artifact(store, make_manifest("shards"))
@@ -163,7 +157,6 @@ def leave_locks(store: Store, home: Path, *runs: str) -> None:
 
 @pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.parametrize("fault", [None, 503, 200])
-@pytest.mark.usefixtures("api_url")
 def test_a_server_that_does_not_answer_is_asked_once_a_command(store, tmp_path, words, fault):
     home = tmp_path / "home"
     leave_locks(store, home, "tiny-2", "tiny-3", "tiny-4")
@@ -177,7 +170,6 @@ def test_a_server_that_does_not_answer_is_asked_once_a_command(store, tmp_path, 
 
 @pytest.mark.parametrize("auth", ["secret", ":", "nanochat:"])
 @pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
-@pytest.mark.usefixtures("api_url")
 def test_a_malformed_password_ends_no_command_that_only_looks(
     store, tmp_path, monkeypatch, words, auth
 ):

@@ -15,6 +15,8 @@ from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("api_url")
+
 
 def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, api_url):
     words = ("--depth", "4", "--set", "seed=7", "--from-stage", "sft", "--compile")
@@ -37,7 +39,6 @@ def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(terminal, ap
     ]
 
 
-@pytest.mark.usefixtures("api_url")
 def test_a_file_is_submitted_as_the_settings_in_it(terminal, tmp_path):
     path = tmp_path / "my.toml"
     path.write_text('profile = "tiny"\nname = "mine"\nseed = 7\n', encoding="utf-8")
@@ -153,7 +154,6 @@ CREATE = "/api/deployments/d-1/create_flow_run"
 
 
 @pytest.mark.parametrize("fault", [None, 200, 503, 429])
-@pytest.mark.usefixtures("api_url")
 def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(terminal, fault):
     Api.faults = [(CREATE, fault), (CREATE, fault)]
     lines = terminal.said("run", "--submit", "tiny")
@@ -165,7 +165,6 @@ def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(terminal
 NAMED = "/api/deployments/name/"
 
 
-@pytest.mark.usefixtures("api_url")
 def test_a_refusal_has_the_hint_for_its_cause(terminal, api_url, transcript, monkeypatch):
     transcript.replace(api_url, "API")
     monkeypatch.setattr("flows.cli.train.run.new_run_id", lambda name, when: f"{name}-1")
@@ -175,7 +174,6 @@ def test_a_refusal_has_the_hint_for_its_cause(terminal, api_url, transcript, mon
         terminal.refuses("run --submit tiny")
 
 
-@pytest.mark.usefixtures("api_url")
 def test_a_mistake_is_found_before_a_run_is_created(terminal):
     for words in ("--store ftp://x/y", "--name a/b", "--name d12"):
         terminal.refuses(f"run --submit tiny {words}")

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from flows.evals.suite import EvalRequest, open_suite
@@ -150,16 +149,6 @@ def prefect_terminal(
     terminal.run("evals", "--schedule", "main", "--remove")
     os.environ.clear()
     os.environ.update(before)
-
-
-def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(assess, monkeypatch):
-    from prefect.client.orchestration import SyncPrefectClient
-
-    def refuse(*_: object, **__: object) -> None:
-        raise httpx.ConnectError("refused")
-
-    monkeypatch.setattr(SyncPrefectClient, "create_artifact", refuse)
-    assert not assess(0.8, name="refused")[1].regressed
 
 
 def test_a_schedule_given_twice_is_one_and_is_changed(prefect_terminal, store, server, transcript):

@@ -57,6 +57,9 @@ gc --grace-hours -1
 NAMES = """
 plan tinny
 plan toknizer
+plan no.toml
+run no.toml
+config no.toml
 plan tiny sfx
 plan tiny tny
 plan tiny d12
@@ -113,6 +116,7 @@ plan tiny --set pretrain.num_steps
 plan tiny --set numerics.precision=fp7
 plan tiny --set model.width=65
 plan tiny --set nonsense=5
+plan tiny --set shards.column=body
 plan tiny --set deep=3
 plan tiny --depth 1000
 plan tiny --store ftp://bucket
@@ -235,13 +239,13 @@ def test_what_is_not_a_model(command, tmp_path, store, terminal):
     (tmp_path / "file").touch()
     for model in (f"{tmp_path}/file", f"{tmp_path}/nothing"):
         terminal.refuses(command, model)
+    if command == "serve":
+        terminal.refuses(command, str(tmp_path), "--reload-on", "main")
     for model in ("tokens@tiny", "tiny", "d12", "tnyi", "sft@tiny", "sft@"):
         terminal.refuses(command, model)
 
 
-def test_files_of_profiles_that_cannot_be_used(terminal, tmp_path):
-    for words in ("plan {}", "run {}", "config {}", "miniseries {} --depths 1,2"):
-        terminal.refuses(words.format(tmp_path / "no.toml"))
+def test_a_file_with_a_depth_is_no_profile_of_a_miniseries(terminal, tmp_path):
     deep = tmp_path / "deep.toml"
     deep.write_text('profile = "tiny"\ndepth = 4\n', encoding="utf-8")
     terminal.refuses(f"miniseries {deep} --depths 1,2")

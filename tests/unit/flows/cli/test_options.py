@@ -68,11 +68,7 @@ def test_kernels_are_compiled_on_a_gpu_only(tmp_path, capsys):
 
 def test_sinks_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
-    options = PlacementOptions(home=tmp_path, gpus=0)
-    assert place(options).resources.sinks == ("wandb", "trackio")
-    monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
-    with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
-        place(PlacementOptions(home=tmp_path, gpus=0))
+    assert place(PlacementOptions(home=tmp_path, gpus=0)).resources.sinks == ("wandb", "trackio")
 
 
 def test_a_package_that_is_missing_is_named_before_the_first_stage(tmp_path, capsys):

@@ -196,12 +196,6 @@ def test_the_artifact_to_accept_may_be_named(terminal, store, made):
     assert terminal.said(*words, f"sft/{old.fingerprint}")[1].startswith("accepted as")
 
 
-def test_inputs_that_were_revoked_come_first(terminal, store, made):
-    age(store, made["sft"])
-    terminal.said("revoke", made["shards"].name, "--why", "spam")
-    terminal.refuses("accept tiny sft --why w")
-
-
 @pytest.mark.usefixtures("made")
 def test_a_mistake_accepts_nothing(terminal):
     terminal.refuses("accept", "tiny", "sft", "--why", "")

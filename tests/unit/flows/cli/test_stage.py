@@ -53,36 +53,21 @@ def test_a_transient_error_has_an_exit_code_of_its_own(terminal, given, build):
     terminal.refuses("stage", "tiny", "shards", *given, code=75)
 
 
-def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(
-    store, tmp_path, monkeypatch, given, build
-):
-    class Refusing(LocalStore):
-        is_away = False
-
-        def put(self, key, data):
-            if self.is_away:
-                raise StoreError("the store does not answer")
-            super().put(key, data)
-
-    refusing = Refusing(tmp_path / "home" / "store")
-    monkeypatch.setattr("flows.cli.options.open_store", lambda url: refusing)
+def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(store, given, build):
+    def refuse(*args):
+        raise StoreError("the store does not answer")
 
     def succeed(*args, **kwargs):
-        refusing.is_away = True
+        away.setattr(LocalStore, "put", refuse)
         return SimpleNamespace(cached=False, uri="")
 
     build(succeed)
-    assert main(("stage", "tiny", "shards", *given, "--run", "again-1")) != 0
-
-    def status():
-        found = find_run(store, "again-1")
-        return found and found.status
-
-    assert main(["ls"]) == 0  # the store is still away
-    assert status() == "running"
-    refusing.is_away = False
+    with pytest.MonkeyPatch.context() as away:
+        assert main(("stage", "tiny", "shards", *given, "--run", "again-1")) != 0
+        assert main(["ls"]) == 0  # the store is still away
+        assert find_run(store, "again-1").status == "running"
     assert main(["ls"]) == 0
-    assert status() == "interrupted"
+    assert find_run(store, "again-1").status == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.support.flows.shelf import make_manifest, put_artifact, put_run, toda
 REF = todays_shards()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def home(store, tmp_path):
     """The default home, where a run of `tiny` was interrupted."""
     put_run(store, "tiny-1", status="interrupted", ended="2026-11-21T06:01:00Z")
@@ -40,7 +40,6 @@ def hold_elsewhere(store, ref=REF, run="run-b"):
     return held
 
 
-@pytest.mark.usefixtures("home")
 def test_a_run_that_no_process_builds_is_shown_with_the_command_that_resumes(store, terminal):
     terminal.shows("status tiny")
     older = put_run(store, "tiny-20260101t000000z-0a1b").run  # finished
@@ -61,7 +60,6 @@ def test_the_command_that_resumes_keeps_the_name_of_the_run(store, terminal):
         terminal.shows(f"status {name}-1")
 
 
-@pytest.mark.usefixtures("home")
 def test_a_builder_on_another_machine_is_shown_with_its_progress(store, terminal):
     held = hold_elsewhere(store)
     held.note(step=310, total=900)
@@ -84,7 +82,6 @@ def given(store, *uses):
     return model
 
 
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("name", ["sft@theirs", "theirs"])
 def test_what_was_given_is_what_it_was_at_the_time(store, terminal, name):
     given(store, name)
@@ -97,7 +94,6 @@ def test_what_was_given_is_what_it_was_at_the_time(store, terminal, name):
     terminal.shows("status tiny")  # a name that stands for nothing any more is no error
 
 
-@pytest.mark.usefixtures("home")
 def test_a_run_keeps_its_default_name_when_what_was_given_moved(store, terminal):
     given(store, "sft@theirs")
     change(store, name=default_name(RunRequest(use=("sft@theirs",))))
@@ -106,7 +102,6 @@ def test_a_run_keeps_its_default_name_when_what_was_given_moved(store, terminal)
     terminal.shows("status tiny-1")
 
 
-@pytest.mark.usefixtures("home")
 def test_that_what_was_given_is_revoked_or_gone_is_reported(store, terminal):
     model = given(store, "sft@theirs")
     revoke(store, model, why="bad data", who="me@here", when="2026-11-22T06:00:00Z")
@@ -118,7 +113,6 @@ def test_that_what_was_given_is_revoked_or_gone_is_reported(store, terminal):
     terminal.shows("status tiny")
 
 
-@pytest.mark.usefixtures("home")
 def test_a_setting_that_exists_no_more_is_no_error(store, terminal):
     change(store, overrides=("pretrain.gone=1",))
     terminal.shows("status tiny")

@@ -6,9 +6,6 @@ def test_a_miniseries_is_a_sweep_over_the_depth(terminal):
     one = terminal.read("miniseries", "tiny", "--depths", "1, 2", "--plan", "--gpus", "0")
     other = terminal.read("sweep", "tiny", *sweep, "--seeds", "42", "--plan", "--gpus", "0")
     assert one == other
-    stages = [(stage["stage"], stage["depths"]) for stage in one["stages"]]
-    assert stages[4:7] == [("rows", [1, 2]), ("pretrain", [1]), ("pretrain", [2])]
-    assert one["seconds"] > 0
 
 
 def test_a_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(terminal):

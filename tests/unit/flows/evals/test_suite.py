@@ -100,9 +100,7 @@ def test_the_status_of_an_evaluation_names_the_command_that_repeats_it(store, te
     made = put_main(store, "task_data", "sft")
     evaluated = put_artifact(store, make_manifest("chat_eval_sft"))
     put_run(store, "eval-main-1", evaluated, name="eval-main", uses=("sft@main",))
-    lines = terminal.said("status", "eval-main")
-    assert lines[1] == "  command  nanochat evals sft@main"
-    assert [line.split()[1] for line in lines[4:]] == ["chat_eval_sft"]
+    terminal.shows("status eval-main")
     trained = put_run(store, "other-1", name="other", uses=("sft@main",), profile="tiny")
     assert made
     assert evaluated_model(trained) is None

@@ -28,20 +28,14 @@ def test_a_row_is_a_line_if_there_is_room_and_else_is_continued_and_loses_no_wor
         assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
 
 
-def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can():
+def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can(transcript):
     rows = [
         ("= a", "", ""),
         ("~ b", "5 s (at the pace of b/1a2b)", "x 1 -> 2"),
         ("? c", "1 s", "y"),
     ]
     table = Table(columns=texts(*"abc"), rows=rows, head=False)
-    assert table.lines(width=30) == [
-        "= a",
-        "~ b",
-        "    5 s (at the pace of",
-        "    b/1a2b)  x 1 -> 2",
-        "? c  1 s  y",
-    ]
+    transcript.check("width 30", "\n".join(table.lines(width=30)))
 
 
 def test_no_rows_are_no_lines():

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from flows.plan.pinned import sections_of
 from flows.plan.upstream import moving_names
 from flows.profiles import open_profile
@@ -18,20 +20,24 @@ def grid(*vary: str, **options: Any) -> Sweep:
     return open_sweep(SweepRequest(vary=vary, **options))
 
 
-def test_points_are_the_base_and_every_combination():
-    sweep = grid(LR, STEPS)
-
-    assert sweep.head == ("point", "muon_lr", "num_steps")
-    assert [point.cells for point in sweep.points] == [
-        ("base", "0.02", "50"),
-        ("p1", "0.01", "10"),
-        ("p2", "0.01", "20"),
-        ("p3", "0.03", "10"),
-        ("p4", "0.03", "20"),
-    ]
-    assert [member.label for member in sweep.members][:6] == [
-        *("base s42", "p1 s42", "p2 s42", "p3 s42", "p4 s42", "base s43")
-    ]
+@pytest.mark.parametrize(
+    ("vary", "options"),
+    [
+        ((LR, STEPS), {}),  # the base and every combination
+        (("optimizer.muon_lr=0.020,0.03,0.030",), {}),  # what changes nothing is left out
+        (('base_eval.prompts=[["a,b"],["c"]]',), {"stage": "base_eval"}),  # values with commas
+        (("model.depth=1,2",), {"stage": "base_eval", "seeds": (42,)}),  # a series
+        (("model.depth=1,2", "pretrain.num_steps=10,50"), {}),
+    ],
+    ids=["grid", "same", "commas", "series", "depths"],
+)
+def test_points_runs_and_what_runs_of_a_seed_share(vary, options, transcript):
+    sweep = grid(*vary, **{"seeds": (1, 2), "run_name": "mine", **options})
+    points = [", ".join(each) for each in (sweep.head, *(point.cells for point in sweep.points))]
+    runs = [f"{m.label}: {m.request.run_name}, depth {m.depth}" for m in sweep.members]
+    units = [unit.label for unit in units_of(sweep)]
+    for head, lines in (("points", points), ("runs", runs), ("units", units)):
+        transcript.check(head, "\n".join(lines))
 
 
 def test_a_member_is_what_its_overrides_say():
@@ -52,28 +58,6 @@ def test_a_sweep_asks_upstream_for_no_more_than_its_stages_read():
     text = "karpathy/climbmix-400b-shuffle@main"
     assert moving_names(run, before) == (text,)
     assert set(moving_names(run, after)) > {text}
-
-
-def test_a_point_that_changes_nothing_is_left_out():
-    assert [p.cells[1] for p in grid("optimizer.muon_lr=0.020,0.03,0.030").points] == [
-        "0.02",
-        "0.03",
-    ]
-
-
-def test_values_with_commas_are_a_json_list():
-    sweep = grid('base_eval.prompts=[["a,b"],["c"]]', stage="base_eval")
-
-    assert [p.cells[1] for p in sweep.points[1:]] == ['["a,b"]', '["c"]']
-
-
-def test_runs_of_one_seed_share_what_is_not_varied():
-    labels = [unit.label for unit in units_of(grid(LR, seeds=(1, 2)))]
-
-    assert labels[:2] == ["s1 / shards", "s2 / shards"]
-    assert [label for label in labels if "pretrain" in label] == [
-        f"{point} s{seed} / pretrain" for seed in (1, 2) for point in ("base", "p1", "p2")
-    ]
 
 
 def test_the_same_grid_has_the_same_name_and_another_one_another():

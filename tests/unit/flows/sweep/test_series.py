@@ -58,25 +58,6 @@ def test_the_number_of_shards_that_the_user_sets_is_kept():
     assert series.members[1].profile.run.shards.num_shards == 3
 
 
-def test_runs_are_named_after_series_depth_and_seed():
-    series = series_of(1, 2, run_name="mine", seeds=(42, 43))
-    assert [(m.request.run_name, m.depth, m.label) for m in series.members] == [
-        (f"mine-d{depth}-s{seed}", depth, f"d{depth} s{seed}")
-        for seed in (42, 43)
-        for depth in (1, 2)
-    ]
-
-
-def test_depth_may_vary_together_with_other_settings():
-    vary = ("model.depth=1,2", "pretrain.num_steps=10,50")
-    sweep = open_sweep(SweepRequest(vary=vary, seeds=(1,)))
-    assert not sweep.request.is_series
-    assert [point.cells for point in sweep.points] == [
-        *(("base", "1", "50"), ("p1", "1", "10"), ("p2", "2", "10"), ("p3", "2", "50"))
-    ]
-    assert [member.depth for member in sweep.members] == [1, 1, 2, 2]
-
-
 def test_a_report_has_sizes_scores_laws_and_a_prediction(shows):
     shows(report(1, 2, 3, 4))
     run = open_profile("tiny", depth=3).run
