@@ -102,6 +102,15 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1", **more}
 
 
+def has_stopped(pid: int) -> bool:
+    """Return whether no thread of a process runs: one in a system call ends that call first."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0]
+        for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return {*states} <= set("TZ")
+
+
 class Pair:
     """The homes, the store, and the two commands that build a tokenizer in it."""
 
@@ -168,15 +177,17 @@ class Pair:
         wait_until(find, seconds=SECONDS, what=f"owner {epoch} in {self.directory}")
 
     def signal_tree(self, number: int, what: int, *, with_job: bool = True) -> None:
-        """Send a signal to a command, and to its job, which may have ended."""
+        """Send a signal to a command and to its job, which may have ended; wait until it acts."""
         if self.commands[number].poll() is not None:
             return
         process = psutil.Process(self.commands[number].pid)
         tree = [process, *process.children(recursive=True)]
         for each in tree:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
                 if with_job or "nanochat_core.worker" not in each.cmdline():
                     each.send_signal(what)
+                    if what == signal.SIGSTOP:
+                        wait_until(lambda each=each: has_stopped(each.pid), seconds=SECONDS)
 
     def end(self, number: int) -> int:
         return self.commands[number].wait(SECONDS)
