@@ -56,7 +56,7 @@ Path("new").write_text(" ".join(map(str, words)))
 Path("new").rename("worker")
 time.sleep(600)
 """
-SAVES = "lambda *_: sys.exit(Path('saved').touch())"
+SAVES = "lambda *_: (time.sleep(0.5), sys.exit(Path('saved').touch()))"  # it takes a while
 SUPERVISOR = """
 import time
 from pathlib import Path
@@ -123,7 +123,9 @@ def started(
                 os.kill(int(words[1]), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("at_sigterm", "saves"), [(SAVES, True), ("signal.SIG_IGN", False)])
+@pytest.mark.parametrize(
+    ("at_sigterm", "saves"), [(SAVES, True), ("signal.SIG_IGN", False)], ids=["saves", "ignores"]
+)
 def test_a_run_saves_when_its_worker_is_ended_and_is_killed_if_it_ignores_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_sigterm: str, *, saves: bool
 ) -> None:
