@@ -74,9 +74,9 @@ def test_a_name_that_would_not_lead_to_the_run_is_refused(tmp_path, request_, er
 
 
 def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(transcript):
-    def reaches(*overrides, profile="tiny", depth=None):
+    def reaches(*overrides, profile="tiny", depth=None, stages=(*REPORT.inputs, REPORT)):
         request = RunRequest(profile=profile, depth=depth, overrides=overrides)
-        found = settings_reach(request, (*REPORT.inputs, REPORT))
+        found = settings_reach(request, stages)
         words = f"{profile} {' '.join(overrides)} --depth {depth}"
         transcript.check(words, "\n".join(map(str, found)))
 
@@ -88,11 +88,5 @@ def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(transcrip
     for depth in (3, 5):
         reaches("sft.num_epochs=2", depth=depth)  # compared at that depth
     reaches(profile="d12", depth=14)
-
-
-def test_stages_that_a_run_does_not_have_are_not_named():
     late = STAGES[STAGES.index(SFT) : STAGES.index(REPORT) + 1]
-    request = RunRequest(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
-    [found] = settings_reach(request, late)
-    assert (found.change, found.stages) == ("sft.num_epochs 1 -> 2", ("sft",))
-    assert found.after == ("rl", "chat_eval_sft", "chat_eval_rl", "report")
+    reaches("pretrain.num_steps=9", "sft.num_epochs=2", stages=late)

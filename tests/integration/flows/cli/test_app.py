@@ -28,13 +28,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("config --json", 0),
-        ("plan tinny", 1),
-        ("plan", 2),
-        ("ls", 0),
-    ],
+    ("words", "code"), [("config --json", 0), ("plan tinny", 1), ("plan", 2), ("ls", 0)]
 )
 def test_a_closed_stream_changes_no_exit_code_and_prints_no_traceback(
     words, code, closed, tmp_path

@@ -16,7 +16,6 @@ from flows.report.inputs import Stop
 from flows.stages import Quantity
 from tests.support.flows.reported import make_inputs, make_report, run_report
 
-STOP = Stop(after=4, back_to=3)
 HOSTILE = (
     '<script>alert(1)</script></p><img src="http://evil.example/x" onerror=alert(2)>'
     " \u202egnp.exe \x1b[31m ``` | {{ card }} \u2028</style>"
@@ -193,7 +192,8 @@ def test_smoothing_does_not_lag_behind_a_fall():
 
 def test_a_chart_takes_its_colours_from_the_page():
     quantity = Quantity("eval", "reward", "a & b", '"c"')
-    drawing = svg(Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=[STOP]).panel)
+    stops = [Stop(after=4, back_to=3)]
+    drawing = svg(Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=stops).panel)
     assert drawing.count('stroke="var(--mark)"') == 2
     assert 'aria-label="a &amp; b: &quot;c&quot;"' in drawing
     assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', drawing)
