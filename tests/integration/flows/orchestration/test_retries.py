@@ -21,8 +21,8 @@ from tests.support.flows.pools import client
 
 pytestmark = pytest.mark.prefect
 
-# Killed in the first two attempts.
-TWICE = """
+# Killed in the first three attempts.
+KILLED = """
 import os
 import signal
 
@@ -31,7 +31,7 @@ def run(job):
     marks = job.checkpoints / "attempts"
     tried = marks.read_text() if marks.exists() else ""
     marks.write_text(tried + ".")
-    if len(tried) < 2:
+    if len(tried) < 3:
         os.kill(os.getpid(), signal.SIGKILL)
     (job.output / "value.txt").write_text("made")
     return {}
@@ -51,12 +51,16 @@ def run_counts(flow_run_name: str) -> dict[str, int]:
         return {run.name: run.run_count for run in found}
 
 
-def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(toys, run_toys):
-    stage = toys.stage("twice", source=TWICE)
-    made = run_toys(toys, [stage, toys.stage("end", stage)], run_id="toy-twice", retries=2)
-    assert not made.stages["twice"].cached
-    assert run_counts("toy-twice") == {"twice": 3, "end": 1}
-    assert "waiting" in toys.kinds("twice")
+def test_a_killed_stage_is_started_again_so_often_and_the_pages_show_the_attempts(toys, run_toys):
+    stage = toys.stage("killed", source=KILLED)
+    with pytest.raises(JobFailed, match="killed by SIGKILL"):
+        run_toys(toys, [stage], run_id="toy-twice", retries=1)
+    assert run_counts("toy-twice") == {"killed": 2}
+    assert task_runs("toy-twice")["killed"].is_failed()
+    made = run_toys(toys, [stage, toys.stage("end", stage)], run_id="toy-again", retries=1)
+    assert not made.stages["killed"].cached
+    assert run_counts("toy-again") == {"killed": 2, "end": 1}
+    assert "waiting" in toys.kinds("killed")
 
 
 def test_an_error_of_the_code_is_not_tried_again(toys, run_toys):
