@@ -31,7 +31,10 @@ def run(job):
     progress = Progress(job.events)
     progress.start(900)
     progress.step(310)
-    time.sleep(99)
+    try:
+        time.sleep(99)
+    finally:
+        time.sleep(0.5)  # it saves for some heartbeats
 """
 
 
