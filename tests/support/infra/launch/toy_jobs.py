@@ -1,5 +1,6 @@
 """Jobs whose entry module a test writes, and their runs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from infra.launch.torchrun import run_job
 from nanochat_core.job import Job, Result
 from tests.support.flows.waiting import wait_until
 from tests.support.small_job import one_thread, small_job
+
+ROOT = Path(__file__).parents[4]
 
 
 def ignore(event: dict[str, Any]) -> None:
@@ -53,7 +56,7 @@ class ToyJobs:
         launcher = "tests.support.reliability.launch_job"
         return subprocess.Popen(
             [sys.executable, "-m", launcher, str(job.directory), str(processes)],
-            cwd=Path(__file__).parents[4],
+            cwd=ROOT,
         )
 
     @staticmethod
@@ -64,6 +67,6 @@ class ToyJobs:
 
 @pytest.fixture
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyJobs:
-    """Jobs whose workers find the entry module."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    """Jobs whose workers find the entry module, and our packages where this file is."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     return ToyJobs(tmp_path)
