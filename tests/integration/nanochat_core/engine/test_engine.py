@@ -47,9 +47,6 @@ def test_a_prompt_that_leaves_no_room_is_refused(engine, prompt):
     with pytest.raises(DataError, match="prompt"):
         engine.complete([[65], prompt], num_samples=1, max_tokens=1, seeds=[1, 2], **GREEDY)
     assert engine.scheduler.slots.counts.in_flight == 0
-
-
-def test_no_prompts_have_no_answers(engine):
     assert engine.complete([], num_samples=4, max_tokens=9, seeds=[], **WARM) == []
 
 

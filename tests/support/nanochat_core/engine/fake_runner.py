@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.requests import LogProbs
 from nanochat_core.engine.runner import Capacity, Chunk, PageGroup, Runner
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -116,12 +116,6 @@ class FakeRunner(Runner):
         assert target
         for i in range(self.page_size):
             self.memory[group, target, i] = self.memory.get((group, source, i), 0)
-
-    def start(
-        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
-    ) -> None:
-        assert self.stopped[slot]
-        super().start(slot, params, key=key, num_log_probs=num_log_probs)
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         self._fail()

@@ -1,6 +1,6 @@
 """Tests of the decode kernels in Triton's interpreter, on a CPU.
 
-The interpreter has to be chosen before the kernels are imported: test_decode_kernels.py runs this
+The interpreter has to be chosen before the kernels are imported: test_device_runner.py runs this
 file in processes of its own, with TRITON_INTERPRET=1. Beside the kernels stands the torch runner.
 """
 

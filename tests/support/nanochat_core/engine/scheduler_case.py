@@ -12,7 +12,6 @@ from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools.calls import ToolTokens
-from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.fake_runner import (
     FakeRunner,
     Place,
@@ -20,8 +19,8 @@ from tests.support.nanochat_core.engine.fake_runner import (
     mix,
     read_token,
 )
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 
-TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})
 TOOLS = ToolTokens.of(TOKENIZER)
 ENDS = end_tokens(TOKENIZER)
 CONTEXT = 64
