@@ -204,6 +204,7 @@ def test_tokens_go_out_with_their_text_and_none_of_a_stop_string(
     with caplog.at_level("INFO"):
         whole = create(**form, n=2).choices
         choices = [chunk.choices[0] for chunk in create(**form, stream=True)]
+        wait_until(lambda: live.running == 0 and caplog.text.count("answered: ") == 3)
     for choice in whole:
         assert (choice.message.content if is_chat else choice.text) == text
         assert b"".join(bytes_of(choice.logprobs)).decode() == text
