@@ -2,13 +2,12 @@
 
 import itertools
 import random
-from collections import Counter
 from functools import partial
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.gpu.prefill_ops import Operations
 from nanochat_core.engine.runners import prefill_graphs
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.prefill_attention import difference, find_varlen, varlen
@@ -168,16 +167,6 @@ def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads,
 CPU = torch.device("cpu")
 
 
-class Operations(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_check_finds_windows_and_ends_that_are_counted_in_another_way():
     check = partial(difference, device=CPU, dtype=torch.float32, head_dim=8)
 
@@ -219,8 +208,7 @@ def test_operations_of_a_pass_do_not_depend_on_the_number_of_chunks(started):
     runner = TorchRunner(model, dtype=torch.bfloat16, capacity=capacity, stop_tokens=[])
     runner._varlen = varlen  # torch's own, by its rules for meta tensors
     for slot in range(8):
-        for group in range(len(runner.groups)):
-            runner.set_table(group, slot, 0, range(1 + 8 * slot, 9 + 8 * slot))
+        give_pages(runner, slot)
     found = []
     start = 512 if started else 0
     for count in (1, 8):
