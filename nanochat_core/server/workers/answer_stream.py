@@ -22,11 +22,6 @@ class AnswerStream:
         self._open = set(range(num_samples))
         self._on_cancel = on_cancel
 
-    @property
-    def is_over(self) -> bool:
-        """True if no more events will come; buffered ones can still be taken."""
-        return not self._open
-
     async def take(self) -> list[Event]:
         """Return all events since the last call, at least one; an empty list if it is over."""
         if not self._events and self._open:
