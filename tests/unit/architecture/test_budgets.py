@@ -17,7 +17,7 @@ LINES = {
     "infra": 4_918,
     "deployments": 701,
     "nanochat_flows": 230,
-    "nanochat_core": 28_370,
+    "nanochat_core": 28_365,
     "tasks": 3_846,
     "tests": 65_759,
 }
