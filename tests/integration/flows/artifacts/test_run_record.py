@@ -32,6 +32,17 @@ def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
     assert found.stages == {"rows": "a" * 64, "sft": "b" * 64}
 
 
+def test_the_last_record_has_how_it_ended_and_its_artifacts():
+    store = MemoryStore()
+    record = RunRecord(store, RUN)
+    record.add(ArtifactRef("rows", "a" * 64))
+    ended = record.end("failed")
+    assert ended == find_run(store, "tiny-1")
+    assert (ended.status, ended.stages) == ("failed", {"rows": "a" * 64})
+    assert ended.ended is not None
+    assert record.end("finished", {"sft": "c" * 64}).stages == {"sft": "c" * 64}
+
+
 class Collection:
     """Begins when a run first says what it uses, and ends when the run waits for it.
 

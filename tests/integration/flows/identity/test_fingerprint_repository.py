@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -82,8 +83,8 @@ def test_words_and_layout_of_no_module_decide_anything():
         assert scan(_said_otherwise(source), package="a") == scan(source, package="a"), path
 
 
-def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
-    """The files are found by walking the folders: the closure may be what is wrong."""
+def files_beside_the_code() -> list[str]:
+    """Return what the folders hold: the closure may be what is wrong."""
     files = [
         path.relative_to(REPOSITORY).as_posix()
         for package in PACKAGES
@@ -91,11 +92,29 @@ def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
         if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != "py.typed"
     ]
     assert len(files) > 30
+    return files
+
+
+def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
+    files = files_beside_the_code()
     unhashed = [name for name in files if name.startswith(tuple(UNHASHED))]
     hashed = {name for name in [*reached(), *code_of_conversations()] if "/" in name}
     assert sorted(set(files) - set(unhashed) - hashed) == []
     assert set(unhashed) & hashed == set()
     assert [name for name in UNHASHED if not any(f.startswith(name) for f in unhashed)] == []
+
+
+def test_a_wheel_has_every_file_beside_the_code():
+    """Without one an installed package has other fingerprints, or does not run."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    packed = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package, patterns in project["tool"]["setuptools"]["package-data"].items()
+        for pattern in patterns
+        for path in (REPOSITORY / package.replace(".", "/")).glob(pattern)
+    }
+    image = {"infra/containers/Dockerfile", "infra/containers/Dockerfile.dockerignore"}
+    assert set(files_beside_the_code()) - packed == image  # built from a checkout
 
 
 @pytest.fixture(scope="module")
