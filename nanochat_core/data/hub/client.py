@@ -8,8 +8,9 @@ resumes inside the file; after its process was killed it starts again.
 
 import glob
 import hashlib
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -177,24 +178,34 @@ def _check_space(repository: str, commit: str, files: "Sequence[RepoFile]", kind
 
 def _fault(file: "RepoFile", path: Path) -> str | None:
     """Return what is wrong with a file in the cache. None means intact."""
-    expected = file.lfs.sha256 if file.lfs else file.blob_id
+    # A link leads to a name that is the content's digest. A cache that was copied without links, or
+    # is on a disk without them, has the file under its own name. A list from the client's cache has
+    # no sha256 (1.26 to 2.4), so a large file's content must match the id of its pointer too.
+    name = path.resolve().name
+    expected = name if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else file.blob_id
     HEARTBEAT.beat("verifying downloads")
     try:
-        if _digest(path, is_large=file.lfs is not None) == expected:
+        if expected in _digests(path):
             return None
     except OSError as error:  # a bad block
         return f"cannot be read: {reason_of(error)}"
     return f"has another digest than {expected[:12]}"
 
 
-def _digest(path: Path, *, is_large: bool) -> str:
-    """Return the digest by which the Hub names a file: a large one's sha256, or git's id."""
+def _digests(path: Path) -> Iterator[str]:
+    """Yield the digests by which the Hub may name a file: sha256, and git's ids."""
     with path.open("rb") as stream:
-        if is_large:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        yield sha256
         size = path.stat().st_size
+        # Git stores a large file as this pointer (LFS), and the list of a commit has its id.
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+        yield hashlib.sha1(
+            f"blob {len(pointer)}\0{pointer}".encode(), usedforsecurity=False
+        ).hexdigest()
+        stream.seek(0)
         blob = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-        return hashlib.file_digest(stream, lambda: blob).hexdigest()
+        yield hashlib.file_digest(stream, lambda: blob).hexdigest()
 
 
 def _bar_for(progress: ByteProgress) -> Any:

@@ -197,9 +197,12 @@ def tree_of(files: Mapping[str, bytes]) -> list[dict[str, object]]:
         {"type": "directory", "oid": "0" * 40, "size": 0, "path": folder} for folder in folders
     ]
     for path, data in files.items():
-        about = {"type": "file", "path": path, "size": len(data), "oid": git_id(data)}
+        about = {"type": "file", "path": path, "size": len(data)}
         lfs = {"oid": sha256_of(data), "size": len(data), "pointerSize": 134}
-        entries.append(about | ({"lfs": lfs} if is_large(path, data) else {}))
+        if is_large(path, data):
+            entries.append(about | {"oid": git_id(pointer_to(data)), "lfs": lfs})
+        else:
+            entries.append(about | {"oid": git_id(data)})
     return sorted(entries, key=lambda entry: str(entry["path"]))
 
 
@@ -209,6 +212,12 @@ def is_large(path: str, data: bytes) -> bool:
 
 def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def pointer_to(data: bytes) -> bytes:
+    """Return what git stores in place of a large file."""
+    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{sha256_of(data)}")
+    return "\n".join((*lines, f"size {len(data)}\n")).encode()
 
 
 def git_id(data: bytes) -> str:
