@@ -37,6 +37,7 @@ JOBSET = {
     "spec.replicatedJobs.N.replicas": _COUNT,
     "spec.ttlSecondsAfterFinished": _COUNT,
 }
+REQUIRED = ("apiVersion", "kind", "metadata.name", "spec.replicatedJobs.N.name")
 
 
 class Refusal(Exception):
@@ -121,12 +122,13 @@ class Cluster:
 
 def _find_faults_of_jobset(body: Any) -> Iterator[str]:
     """Yield the fields of a JobSet, less its pods and labels, that are not as in its API."""
-    for path, value in leaves(body):
-        field = re.sub(r"\.\d+\b", ".N", ".".join(path))
-        if field.startswith(("metadata.labels.", "spec.replicatedJobs.N.template.")):
+    found = {re.sub(r"\.\d+\b", ".N", ".".join(path)): value for path, value in leaves(body)}
+    yield from set(REQUIRED) - set(found)
+    for path, value in found.items():
+        if path.startswith(("metadata.labels.", "spec.replicatedJobs.N.template.")):
             continue
-        if not re.fullmatch(JOBSET.get(field, "(?!)"), json.dumps(value)):
-            yield field
+        if not re.fullmatch(JOBSET.get(path, "(?!)"), json.dumps(value)):
+            yield path
 
 
 def _find_faults(kind: str, body: Any, path: str) -> Iterator[str]:

@@ -33,6 +33,20 @@ def run(job):
     (job.output / "a").write_text(f"{toy_part.NUMBER} {words}")
     return {}
 """
+# The record's time is then the one that was seen, as on a disk whose clock is coarse.
+LATE = """
+import os
+import time
+
+def run(job):
+    time.sleep(0.5)
+    seen = job.code.stat().st_mtime_ns
+    from tasks import toy_part
+
+    os.utime(job.code, ns=(seen, seen))
+    (job.output / "a").write_text(str(toy_part.NUMBER))
+    return {}
+"""
 
 COUNT = """
     count = job.checkpoints / "attempts"
@@ -107,6 +121,15 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
     assert not (context.work / "toy" / before.fingerprint).exists()
     assert not build(stage, context, {}, force=False).cached  # under the new fingerprint
     assert build(stage, context, {}, force=False).cached
+
+
+def test_a_module_that_is_imported_late_is_checked_before_the_artifact_exists(toys):
+    path = toys.root / "tasks" / "toy_part.py"
+    path.write_text("NUMBER = 1\n")
+    late = toys.stage("late", source=LATE)
+    context = editing(toys, lambda: path.write_text("NUMBER = 2\n"))
+    with pytest.raises(CodeChanged, match=r"tasks\.toy_part"):
+        build(late, context, {}, force=False)
 
 
 def test_a_data_file_that_the_fingerprint_does_not_see_is_an_error_though_not_strict(toys, stage):

@@ -96,7 +96,7 @@ def run(job):
         (job.output / "value.txt").write_text("made")
     return {}
 """
-# Node 1 has memory for one row, and no text for that.
+# Node 1 runs out of memory with 4 rows, node 0 with 2; node 1 has no text.
 FAILING = """
 import os
 import time
@@ -106,11 +106,12 @@ from nanochat_core.errors import DataError, OutOfMemory
 
 def run(job):
     rows = job.resources.device_batch_size
-    if os.environ["RANK"] == "0":
-        time.sleep(600)
-    if rows > 1:
+    at = (os.environ["RANK"], rows)
+    if at in (("1", 4), ("0", 2)):
         raise OutOfMemory(f"out of memory with {rows} rows")
-    raise DataError("the text is empty", hint="fill it")
+    if at == ("1", 1):
+        raise DataError("the text is empty", hint="fill it")
+    time.sleep(60)
 """
 
 
