@@ -1,6 +1,11 @@
 """`nanochat infra`: every file of a kind, and none of the user's own replaced in silence."""
 
 
+def test_every_file_of_a_kind_is_written_and_named(terminal, tmp_path):
+    for kind in ("compose", "systemd", "kubernetes", "skypilot"):
+        terminal.shows("infra", kind, str(tmp_path / kind))
+
+
 def test_what_is_in_the_way_is_refused(terminal, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "a" / "compose.yaml").mkdir(parents=True)

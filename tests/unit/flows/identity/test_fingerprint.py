@@ -210,6 +210,9 @@ def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini, tmp_path):
     first.save_cache()
     assert cache.is_file()
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == fresh
+    other = cache.read_text().replace('"digest": "', '"digest": "0')  # of another scanner
+    cache.write_text(other.replace('"scanner": "', '"scanner": "0'))
+    assert Code(mini, cache=cache).closure(SFT_ENTRY) == fresh
     replace_text(mini, "nanochat_core/train/loop.py", "3", "4")
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY) != fresh
 

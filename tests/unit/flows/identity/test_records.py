@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.artifacts import pins, revocations, runs
+from flows.artifacts import checkpoint_records, pins, revocations, runs
 from flows.artifacts.publish import find_manifest
 from flows.identity import manifest, redo
 from flows.identity.records import decode_record, encode_record
 from flows.identity.ref import ArtifactRef
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -77,6 +78,14 @@ def test_a_record_of_another_format_is_refused_by_its_number(store, kind, change
     assert f"is of format {format + change}, this version reads {format}" in str(error)
     assert kind == "tag" or hint in (error.hint or "")
     assert "delete" not in (error.hint or "")
+
+
+def test_a_number_changes_only_with_what_is_stored_under_it():
+    """A version with another number reads none of the records that stores have."""
+    numbers = {kind: number for kind, (_, number, _) in RECORDS.items()}
+    of_artifacts = {"manifest": 4, "revocation": 3, "redo counter": 1, "pin": 1}
+    assert numbers == {**of_artifacts, "run": 6, "tag": 4}
+    assert (checkpoint_records.FORMAT, lease.FORMAT) == (3, 3)
 
 
 @pytest.mark.parametrize(
