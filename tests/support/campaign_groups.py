@@ -39,6 +39,7 @@ GROUPS = {
         "deployments",
     ),
     "stores": (
+        "infra/storage",
         "reliability/test_damage.py",
         "reliability/test_faults.py",
     ),

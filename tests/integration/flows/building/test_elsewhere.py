@@ -11,6 +11,7 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.building.build import BuildContext, build
+from flows.building.code_check import CodeChanged
 from flows.identity.fingerprint import Code, identify
 from flows.plan.reads import find_resume
 from infra.launch.torchrun import JobFailed
@@ -118,3 +119,18 @@ def test_the_last_checkpoint_is_sent_only_if_the_job_fails_after_it(
         build(stage, context, {}, force=False)
 
     assert any("/checkpoints/step-0000003" in key for key in uploaded) == fails
+
+
+def test_a_checkpoint_of_code_that_was_edited_meanwhile_is_not_sent(toys, tmp_path):
+    part = toys.root / "tasks" / "toy_part.py"
+    part.write_text("NUMBER = 1\n")
+    stage = toys.stage("train", source=f"from tasks import toy_part\n{ENTRY}")
+    context = context_at(toys, tmp_path / "a", tmp_path / "shared")
+
+    def edit(stage: str, event: Any) -> None:
+        if event["kind"] == "building":
+            part.write_text("NUMBER = 2\n")
+
+    with pytest.raises((CodeChanged, JobFailed)):
+        build(stage, replace(context, watch=edit), {}, force=False)
+    assert not [entry for entry in context.store.list("train/") if "/checkpoints/" in entry.key]
