@@ -109,6 +109,8 @@ def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> st
     After `stop_minutes` pytest gets SIGINT, so that its fixtures end what they started; SIGKILL if
     they do not.
     """
+    # A shell starts background processes with SIGINT ignored, which pytest would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-rfEs", *paths]

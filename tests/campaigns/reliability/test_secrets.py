@@ -14,6 +14,7 @@ from infra.prefect.server import password_path
 from infra.storage.open import open_store
 from tests.campaigns.end_to_end.small import SECONDS, start_flow
 from tests.conftest import BUCKET
+from tests.support.flows.waiting import wait_until
 from tests.support.infra.stack.live import LiveStack
 from tests.support.infra.stack.postgres import Postgres, find_binaries, running_postgres
 from tests.support.infra.storage.s3_server import S3Server
@@ -95,6 +96,8 @@ def test_a_deployed_flow_leaves_no_secret_anywhere(
         assert stack.api.wait_for_end(run, seconds=SECONDS)["state_type"] == "COMPLETED"
         wrong = start_flow(stack, "main", pretrain__steps=1)
         assert stack.api.wait_for_end(wrong, seconds=120)["state_type"] == "FAILED"
+        # Prefect's worker removes the environment of a run when the run's process has ended.
+        wait_until(lambda: not [*stack.home.glob("prefect/*/*/workspace.json")], seconds=120)
         logs = json.dumps(stack.api.logs(run) + stack.api.logs(wrong)).encode()
         stack.down()
     assert len(moments) > 100

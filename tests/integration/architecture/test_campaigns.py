@@ -1,7 +1,9 @@
 """The campaigns, which no other check runs, can still be started and are run often enough."""
 
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from datetime import date, timedelta
 from pathlib import Path
@@ -72,8 +74,16 @@ def test_a_result_counts_what_ran_and_a_group_of_skipped_tests_has_none(
     assert run_tests([_tests(tmp_path, bodies)]) == result
 
 
+def test_a_group_that_does_not_end_is_stopped_and_has_failed(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
+    began = time.monotonic()
+    result = run_tests([_tests(tmp_path, ["time.sleep(600)"])], stop_minutes=0.05)
+    assert time.monotonic() - began < 100  # by SIGINT, not by SIGKILL
+    assert has_failed(str(result))
+
+
 def _tests(folder: Path, bodies: list[str]) -> str:
     file = folder / "test_some.py"
     tests = (f"def test_{number}():\n    {body}\n" for number, body in enumerate(bodies))
-    file.write_text("import pytest\n\n" + "\n".join(tests))
+    file.write_text("import time\n\nimport pytest\n\n" + "\n".join(tests))
     return str(file)

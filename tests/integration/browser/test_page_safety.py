@@ -32,6 +32,20 @@ def test_every_hostile_text_is_inert_in_every_place_of_a_text(page: Page):
     assert harm(page) == []
 
 
+def test_elements_and_scripts_of_an_answer_would_be_seen(page: Page):
+    """The control of `harm`: an answer that the page does not show as text."""
+    ask(page, "hello")
+    page.evaluate("""() => {
+        const [link, image] = ["a", "img"].map((tag) => document.createElement(tag));
+        link.href = "javascript:window.hit=1";
+        image.setAttribute("onx", "");
+        document.querySelector("article.assistant .body").append(link, image);
+        window.hit = 1;
+    }""")
+    link, image = "link to javascript:window.hit=1", "attributes ['onx'] of IMG"
+    assert harm(page) == [link, "element IMG", image, "a script ran"]
+
+
 def test_hostile_calls_titles_and_errors_are_inert(page: Page, server: ScriptedServer):
     bad = "<img src=x onerror=window.hit=1>"
     server.stats = {

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 from infra.prefect.server import password_path
 from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.attempts import (
+    LIST,
     OWNER,
+    PLANTED,
+    READ,
+    WRITE,
+    as_another_user,
     csrf_token,
     running_stack,
     try_files_as_another_user,
@@ -107,6 +113,11 @@ def test_another_user_of_the_machine_gets_no_file_of_the_home(live: LiveStack) -
 
     assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o700, 0o700, 0o600]
     assert try_files_as_another_user(live.home) == {}
+    with tempfile.TemporaryDirectory() as shared:  # the control: where all may write
+        Path(shared).chmod(0o777)
+        assert as_another_user(WRITE, shared) == "written"
+        assert as_another_user(LIST, shared) == PLANTED
+        assert as_another_user(READ, "/etc/passwd") == "read"
 
 
 def test_only_the_password_gets_in_and_a_change_needs_a_token_too(live: LiveStack) -> None:
