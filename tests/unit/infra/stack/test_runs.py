@@ -74,6 +74,8 @@ class Server:
         return None
 
     def set_state(self, url: str, run: str, kind: str, *why: Any, **options: Any) -> bool:
+        # A resume names the crash: of those that two supervisors send Prefect accepts one.
+        assert bool(options.get("once")) == (kind == "SCHEDULED")
         self.sent.append(kind)
         if is_accepted := self.accepts or options.get("force", False):
             self.history += (kind,)
