@@ -91,7 +91,7 @@ class _Loss(torch.autograd.Function):
         gradient_sum: GradientSum | None,
     ) -> Tensor:
         # A logit's gradient is scale * (p - 1 or p) * slope, and neither factor exceeds 1.
-        largest = scale.abs().amax() if bounded else None
+        largest = scale.abs().amax() if bounded and len(scale) else None
         head = _Head(weight=weight, softcap=softcap, quantised=quantised, largest=largest)
         wanted = any(ctx.needs_input_grad)
         losses, *gradients = _walk(hidden, head, targets, scale if wanted else None)
@@ -146,7 +146,7 @@ def _walk(hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None) ->
 
     The weight's is one tensor, or the two of which `_whole` makes it.
     """
-    if head.quantised or hidden.device.type != "cpu":
+    if (head.quantised and len(hidden)) or hidden.device.type != "cpu":
         return _walk_rows(hidden, head, targets, scale)
     if kernels.usable(hidden, head.weight):
         return kernels.loss(hidden, head.weight, targets, scale, head.softcap)

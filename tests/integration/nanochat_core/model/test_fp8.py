@@ -206,6 +206,15 @@ def test_training_in_fp8_is_near_bf16_repeats_itself_and_depends_on_the_scales()
         assert not torch.equal(found["amax"][name], found["bound"][name]), name
 
 
+@pytest.mark.parametrize("scales", ["amax", "bound"])
+def test_rows_without_a_token_to_learn_from_cost_nothing(scales):
+    model, tokens = model_of("fp8", scales=scales), rows()[:, :-1]
+    loss = model.summed_loss(tokens, torch.full_like(tokens, -1))
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
 def test_evaluation_in_fp8_is_bf16_to_the_bit():
     narrow, wide = model_of("fp8"), model_of("bf16")
     gradients(narrow)  # quantises

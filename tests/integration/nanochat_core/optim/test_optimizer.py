@@ -154,6 +154,13 @@ def test_stacks_are_larger_without_other_ranks_and_updates_the_same(monkeypatch)
         torch.testing.assert_close(states[1][name], weight, atol=1e-5, rtol=0)
 
 
+def test_a_model_serves_one_optimizer_at_a_time():
+    model = make_model("bf16")
+    Optimizer(model, RATES, precision="bf16", world=ALONE)
+    with pytest.raises(AssertionError, match="another optimizer"):
+        Optimizer(model, RATES, precision="bf16", world=ALONE)
+
+
 # Parameters whose gradients a backward pass adds to the optimizer's sums by itself.
 
 TABLES = "transformer.wte.weight", "value_embeds.0.weight", "value_embeds.2.weight"

@@ -16,6 +16,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.matrices import gradient as matrix_gradient
 from nanochat_core.model.tables import gradient
 from nanochat_core.optim import sharded
 from nanochat_core.optim.sharded import Optimizer
@@ -225,6 +226,27 @@ def read_saved(root: Path, precision: str) -> Callable[[str], Tensor]:
     return found.read
 
 
+def check_matrices(world: World) -> None:
+    """Two ranks add the gradients of matrices to their sums, which are then those of one rank."""
+    found: list[dict[str, Tensor]] = []
+    with (
+        mock.patch.multiple(matrix_gradient, DEVICES={"cpu"}, MIN_SIDE=16),
+        mock.patch.object(
+            matrix_gradient, "add_in_torch", wraps=matrix_gradient.add_in_torch
+        ) as add,
+    ):
+        for one in (world, ALONE):
+            model = make_model("bf16")
+            optimizer = Optimizer(model, RATES, precision="bf16", world=one)
+            train(optimizer, model, one, range(1))
+            found.append(optimizer.gather())
+    # Each rank half of the rows, and then all: 6 matrices of 3 layers.
+    assert add.call_count == (ROWS // 2 + ROWS) * 6 * 3
+    if world.is_first:
+        worst = differences(*found)
+        assert worst["momentum"] < 1e-6, worst
+
+
 def check_loading(world: World, root: Path, precision: str) -> None:
     """Any number of ranks: what two saved is there to the bit, and trains on as one would."""
     expected = load_file(root / f"{precision}-whole.safetensors")
@@ -264,6 +286,7 @@ def run(job: Job) -> dict[str, Any]:
             check_training(world, root)
             with adding_lookups():
                 check_training(world, root)
+            check_matrices(world)
             check_overlap(world)
         for precision in ("fp32", "bf16"):
             if size == 2:

@@ -149,7 +149,9 @@ def test_only_an_assistant_is_learnt(tmp_path, role, key, value):
     refused(f"{key} is {value}, but only an assistant's", kept, tmp_path, lines)
 
 
-@pytest.mark.parametrize("key", REFUSED_KEYS)
+@pytest.mark.parametrize(
+    "key", sorted({*REFUSED_KEYS, "weights", "mask", "train_on_inputs", "label"})
+)
 def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
     lines = [{"messages": talk("a"), key: 0}]
     complaint = f"letters.jsonl:1: '{key}' of a line cannot be obeyed"
