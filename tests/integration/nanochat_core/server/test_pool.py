@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from nanochat_core.engine.requests import EndEvent, TokenEvent
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.server.api import prompts
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.serve import Newer, follow_newer, serve
 from nanochat_core.server.workers.ipc import frame
-from nanochat_core.server.workers.pool import ENGINE_PROCESS, HangTimeouts, Worker
+from nanochat_core.server.workers.pool import ENGINE_PROCESS, AnswerStream, HangTimeouts, Worker
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     FAKE,
@@ -27,6 +28,18 @@ from tests.support.nanochat_core.server.live import (
     text_of,
     wait_until,
 )
+
+
+def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
+    called = []
+    stream = AnswerStream(2, worker=0, on_cancel=lambda: called.append(1))
+    stream.put(EndEvent(sample=0, reason="stop"))
+    stream.cancel()
+    stream.cancel()
+    stream.put(TokenEvent(sample=1, token=5, sampled=True, log_probs=None))
+    events = asyncio.run(stream.take())
+    assert [(event.sample, event.reason) for event in events] == [(0, "stop"), (1, "cancelled")]
+    assert called == [1]
 
 
 def test_an_engine_that_dies_fails_its_streams_only_and_comes_back(tmp_path):
