@@ -85,6 +85,27 @@ def test_outside_a_sandbox_what_is_tried_is_let(fill_in):
     assert done.stdout.splitlines() == [f"{name}: AssertionError: escaped" for name in controls]
 
 
+def test_what_is_printed_until_a_kill_takes_effect_is_dropped_and_its_end_is_seen():
+    reading, writing = os.pipe()
+    much = 3 * process.OUTPUT_AT_MOST
+
+    def print_much():
+        with open(writing, "wb") as file:
+            file.write(bytes(much))
+
+    printed = bytearray()
+    printer = threading.Thread(target=print_much)
+    printer.start()
+    try:
+        assert process._collect(
+            {reading: printed}, until=lambda alive: not alive, seconds=20.0, limited=False
+        )
+    finally:
+        os.close(reading)
+        printer.join()
+    assert process.OUTPUT_AT_MOST < len(printed) < process.OUTPUT_AT_MOST + (1 << 17)
+
+
 @pytest.mark.parametrize("name", ENDED)
 def test_what_does_not_end_well_is_ended(name, fill_in):
     assert gone_wrong(f"ended/{name}", fill_in) == ""

@@ -99,3 +99,12 @@ def test_values_cross_as_what_they_are_or_the_reason_is_given(setup, test, progr
     verdict = run_untrusted(program, check)
     assert re.fullmatch(reason, verdict.reason), verdict
     assert verdict.passed == (reason == "passed")
+
+
+def test_a_candidate_holds_no_nonce():
+    program = (
+        "import os, select\nfound = []\nfor fd in range(60):\n"
+        "    try: found += [os.read(fd, 99)] if select.select([fd], [], [], 0)[0] else []\n"
+        "    except OSError: pass\nassert not any(found), found\ndef add(a, b): return a + b"
+    )
+    assert run_untrusted(program, CHECK).passed
