@@ -90,8 +90,10 @@ class _Loss(torch.autograd.Function):
         bounded: bool,
         gradient_sum: GradientSum | None,
     ) -> Tensor:
+        if not len(hidden):  # on a CPU, of rows without a target: fp8 would have nothing to scale
+            quantised, bounded = None, False
         # A logit's gradient is scale * (p - 1 or p) * slope, and neither factor exceeds 1.
-        largest = scale.abs().amax() if bounded and len(scale) else None
+        largest = scale.abs().amax() if bounded else None
         head = _Head(weight=weight, softcap=softcap, quantised=quantised, largest=largest)
         wanted = any(ctx.needs_input_grad)
         losses, *gradients = _walk(hidden, head, targets, scale if wanted else None)
@@ -146,7 +148,7 @@ def _walk(hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None) ->
 
     The weight's is one tensor, or the two of which `_whole` makes it.
     """
-    if (head.quantised and len(hidden)) or hidden.device.type != "cpu":
+    if head.quantised or hidden.device.type != "cpu":
         return _walk_rows(hidden, head, targets, scale)
     if kernels.usable(hidden, head.weight):
         return kernels.loss(hidden, head.weight, targets, scale, head.softcap)
