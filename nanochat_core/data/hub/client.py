@@ -180,7 +180,7 @@ def _fault(file: "RepoFile", path: Path) -> str | None:
     """Return what is wrong with a file in the cache. None means intact."""
     # A link leads to a name that is the content's digest. A cache that was copied without links, or
     # is on a disk without them, has the file under its own name. A list from the client's cache has
-    # no sha256 (1.26 to 2.4), so a large file's content must match the id of its pointer too.
+    # no sha256, so a large file's content must match the id of its pointer too.
     name = path.resolve().name
     expected = name if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else file.blob_id
     HEARTBEAT.beat("verifying downloads")

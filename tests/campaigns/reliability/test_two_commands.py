@@ -104,11 +104,8 @@ def environment(**more: str) -> dict[str, str]:
 
 def has_stopped(pid: int) -> bool:
     """Return whether no thread of a process runs: one in a system call ends that call first."""
-    states = [
-        path.read_text().rpartition(")")[2].split()[0]
-        for path in Path(f"/proc/{pid}/task").glob("*/stat")
-    ]
-    return {*states} <= set("TZ")
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] in "TZ" for stat in stats)
 
 
 class Pair:

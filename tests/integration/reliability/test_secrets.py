@@ -1,7 +1,4 @@
-"""Secrets stay in the environment: no database, log, artifact, file or command line has one.
-
-A deployed flow runs with canaries for keys and passwords, and everything it leaves is searched.
-"""
+"""The search of tests/campaigns/reliability/test_secrets.py finds secrets in files and headers."""
 
 import base64
 from pathlib import Path

@@ -3,7 +3,7 @@
 One object is damaged in each trial: in the store or in the cache (on the way from the store: the
 faults of fault_pipeline.py). Then the artifact it belongs to is opened by name and fetched. It must
 come out right, or not at all with an error that names what is damaged. A record that is rolled back
-is whole, and nothing can tell it: then the older state must come out, and nothing in between.
+is whole, and nothing can detect it: then the older state must come out, and nothing in between.
 
 In the store run tiny-1 made an older artifact of each stage and run tiny-2 a newer one. The tag
 main stands for tiny-2, the tag best for tiny-1.
@@ -91,7 +91,7 @@ class Damages:
 
     def summary(self) -> str:
         """Return how often each outcome was, in a line."""
-        each = ", ".join(f"{count:,} times {what}" for what, count in self.outcomes.most_common())
+        each = ", ".join(f"{count:,} times {kind}" for kind, count in self.outcomes.most_common())
         return f"{self.outcomes.total():,} damages: {each}; {len(self.faults)} faults"
 
     def _make(self, stage: str, run: str) -> Manifest:

@@ -16,7 +16,7 @@ HEAVY = (
     *("flows.orchestration.pipeline", "flows.orchestration.stage_task"),
 )
 COMMANDS = tuple(f"flows.cli.{name}." for name in ("train", "use", "artifacts", "machine"))
-NEEDS_NOT = {  # beside what is heavy
+NEEDS_NOT = {  # in addition to what is heavy
     "--help": (*COMMANDS, "flows.profiles", "flows.run_request"),
     "plan tiny": ("rich", "tomllib", "flows.profile_file"),
 }

@@ -58,7 +58,7 @@ def test_equal_logits_give_equal_tokens(temperature, top_k, seed):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     expected = sample(logits, keys, torch.full((200,), 12), params).tolist()
     found = native_sample(logits, params, seed, 12)
-    # The last bit of a sum may tell two neighbours apart: once in a hundred thousand.
+    # The last bit of a sum may decide between two neighbours: once in a hundred thousand.
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
     if temperature < 0.01:
         assert found == expected == logits.argmax(dim=-1).tolist()

@@ -137,7 +137,7 @@ class HubServer:
         else:
             return refusal(404)
         history = self._commits.get((kind or "models", repository))
-        if history is None:  # the Hub does not tell strangers whether a private one exists
+        if history is None:  # the Hub does not reveal to strangers whether a private one exists
             return refusal(404 if request.token else 401, "RepoNotFound", "Invalid username")
         commit = list(history)[-1] if revision in (None, "main") else revision
         if (files := history.get(commit)) is None:

@@ -28,7 +28,7 @@ SYSTEM = {"role": "system", "content": "be brief"}
 LONG = [{"role": ("user", "assistant")[i % 2], "content": "x" * 6400} for i in range(5)]  # 32,000
 ONE_MORE = [LONG[0] | {"content": "x" * 6401}, *LONG[1:]]
 SETTINGS = dict.fromkeys(("temperature", "top_k", "max_tokens", "seed"))
-READ = [  # beside one message, or in place of it
+READ = [  # in addition to one message, or in place of it
     *({}, SETTINGS, {"temperature": 0}, {"temperature": 2}, {"top_k": 0}, {"top_k": 200}),
     *({"seed": -1}, {"messages": [SYSTEM, HELLO]}, {"messages": LONG}),
     {"messages": [HELLO, SAID | {"content": ""}, HELLO]},  # a model may have said nothing
