@@ -127,7 +127,16 @@ def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
     assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) == raced[0]
 
 
-def test_files_of_older_artifacts_are_sent_too_and_once(source, target, tmp_path):
+def test_files_of_older_artifacts_are_sent_once_and_pinned_until_all_is_there(source, tmp_path):
+    pinned: list[tuple[tuple[str, str], ...]] = []
+
+    class Watched(CountingStore):
+        def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+            (entry,) = self.list("gc/pins/")
+            pinned.append(find_pin(self, entry.key).artifacts)
+            super().upload(key, path, on_bytes=on_bytes)
+
+    target = Watched(tmp_path / "target")
     old = publish_files(source, "shards", {"a": b"one", "b": b"two"}, tmp_path)
     new = publish_files(source, "shards", {"b": b"two", "c": b"three"}, tmp_path)
     files = (old.files[1], new.files[1])
@@ -138,30 +147,14 @@ def test_files_of_older_artifacts_are_sent_too_and_once(source, target, tmp_path
     send(source, target, "tiny")
     check_same(source, target, reusing, tmp_path / "cache")
     assert find_manifest(target, ArtifactRef("shards", old.fingerprint)) is None
+    # The older artifact too: a collection in the target must not delete its files meanwhile.
+    assert set(pinned) == {tuple(sorted(("shards", m.fingerprint) for m in (old, new)))}
+    assert list(target.list("gc/pins/")) == []
     put_run(source, "old-1", old, name="old")
     send(source, target, "tiny", "old")
     assert sorted(target.uploaded) == sorted(set(target.uploaded))
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         fetch(target, old, cache)
-
-
-def test_what_is_sent_is_pinned_in_the_other_store_until_it_is_all_there(
-    source, artifacts, tmp_path
-):
-    pinned: list[tuple[tuple[str, str], ...]] = []
-
-    class Watched(CountingStore):
-        def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
-            (entry,) = self.list("gc/pins/")
-            found = find_pin(self, entry.key)
-            pinned.append(found.artifacts)
-            super().upload(key, path, on_bytes=on_bytes)
-
-    target = Watched(tmp_path / "target")
-    send(source, target, "tiny")
-    places = tuple(sorted((m.stage, m.fingerprint) for m in artifacts))
-    assert set(pinned) == {places}
-    assert list(target.list("gc/pins/")) == []
 
 
 def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(source, target, artifacts):
