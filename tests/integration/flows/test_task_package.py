@@ -45,7 +45,7 @@ def nanochat(site: Path) -> Callable[..., str]:
     here = Installed(bin=bin, source=site, cwd=folder, home=folder / "home")
 
     def run(*words: str) -> str:
-        done = here.run("nanochat", *words, PYTHONPATH=str(site))
+        done = here.run("nanochat", *words, PYTHONPATH=f"{site}:{REPOSITORY}")
         assert "Traceback" not in done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -88,6 +88,9 @@ def test_text_of_an_installed_package_is_identity(site, nanochat):
     assert "documents 100, characters 690" in built
     assert "built  file://" in built
     assert "= shards" in nanochat("plan", "tiny", *words)
+    with (site / "poems.py").open("a", encoding="utf-8") as module:
+        module.write("EXTRA = 1\n")
+    assert re.search(r"^. shards .*code poems changed", nanochat("plan", "tiny", *words), re.M)
     file.write_text(file.read_text("utf-8") + "!", "utf-8")
     assert re.search(r"^. shards .*shards.snapshot", nanochat("plan", "tiny", *words), re.MULTILINE)
     assert nanochat("plan", "tiny", "--set", "shards.source=poem").splitlines() == [
