@@ -34,7 +34,8 @@ def test_every_hostile_text_is_inert_in_every_place_of_a_text(page: Page):
 
 def test_elements_and_scripts_of_an_answer_would_be_seen(page: Page):
     """The control of `harm`: an answer that the page does not show as text."""
-    ask(page, "hello")
+    show_stored(page, ["hello"])  # an answer that is being written would be drawn again
+    expect(questions(page)).to_have_count(1)
     page.evaluate("""() => {
         const [link, image] = ["a", "img"].map((tag) => document.createElement(tag));
         link.href = "javascript:window.hit=1";
