@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.table import Table
 from flows.render.text import ago, duration, one_line, size, visible
-from infra.polling import SLOW_SECONDS
+from infra.polling import POLL_SECONDS, SLOW_SECONDS
 from infra.storage.base import OnBytes, ignore_bytes
 
 if TYPE_CHECKING:
@@ -172,42 +172,27 @@ def print_unread(unread: Sequence[str]) -> None:
         print_warning(f"{count_of(len(unread), 'record')} cannot be read: {'; '.join(unread)}")
 
 
-# Progress of long transfers: a bar on a terminal, a line every 5 s elsewhere.
+# Progress of long transfers: a line at the end of a terminal, a line every 5 s elsewhere.
 
 
 @contextlib.contextmanager
 def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
     """Show how many of `total` bytes are transferred; yield the callback that counts them."""
-    # A bar that appears and vanishes within a second is only flicker.
+    # A line that appears and vanishes within a second is only flicker.
     if total < QUIET_BYTES:
         yield ignore_bytes
         return
     console = screen(stderr=True)
     if not console.is_terminal:
-        yield _lines(total, what)
+        yield _count_bytes(total, what, print_note, every=SLOW_SECONDS)
         return
-    # Imported here: slow, and most commands show no bar.
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.text import Text  # slow to import, and most commands show no progress
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        refresh_per_second=4,
-    ) as bars:
-        bar = bars.add_task(one_line(what), total=total)
-        yield lambda count: bars.advance(bar, count)
+    # Not `str`, in which a status would read markup.
+    with console.status(Text(one_line(what))) as status:
+        yield _count_bytes(
+            total, what, lambda text: status.update(Text(one_line(text))), every=POLL_SECONDS
+        )
 
 
 @contextlib.contextmanager
@@ -232,8 +217,8 @@ def describe_transfer(count: int, seconds: float) -> str:
     return f", in {duration(seconds)}, {size(round(count / seconds))}/s"
 
 
-def _lines(total: int, what: str) -> OnBytes:
-    """Return a callback that counts bytes and logs the progress every 5 s."""
+def _count_bytes(total: int, what: str, show: Callable[[str], None], *, every: float) -> OnBytes:
+    """Return a callback that counts bytes, and shows how far they are `every` so many seconds."""
     lock = threading.Lock()  # several transfer threads report their bytes
     began = shown = time.monotonic()
     done = 0
@@ -243,9 +228,9 @@ def _lines(total: int, what: str) -> OnBytes:
         with lock:
             done += count
             now = time.monotonic()
-            if now - shown >= SLOW_SECONDS:
-                shown = now
-                speed = size(round(done / (now - began)))
-                print_note(f"{what}: {size(done)} of {size(total)}, {speed}/s")
+            if now - shown >= every:
+                shown, speed = now, done / (now - began)
+                left = f", {duration((total - done) / speed)} left" if speed > 0 else ""
+                show(f"{what}: {size(done)} of {size(total)}, {size(round(speed))}/s{left}")
 
     return advance

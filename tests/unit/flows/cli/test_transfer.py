@@ -167,7 +167,7 @@ def test_a_long_transfer_prints_now_and_then_how_far_it_is(capsys, monkeypatch):
     assert describe_transfer(32_000_000, 2.0) == ", in 2 s, 16.0 MB/s"
 
 
-def test_on_a_terminal_a_long_transfer_is_a_bar_that_goes_away(capsys, monkeypatch):
+def test_on_a_terminal_a_long_transfer_is_a_line_that_goes_away(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     with show_bytes(QUIET_BYTES, what="sft/1a2b3c\a") as on_bytes:
