@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from flows.artifacts.runs import check_name, find_tag
 from flows.identity.diff import compare
-from flows.identity.fingerprint import canonical_config
+from flows.identity.fingerprint import canonical_config, single_settings
 from flows.profiles import PROFILES, open_profile
 from flows.run_request import RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
@@ -71,15 +71,6 @@ def changed_settings(request: RunRequest) -> dict[str, Tree]:
     runs = (_run(request.profile, request.depth, each) for each in ((), request.overrides))
     before, after = (dict(single_settings(run.tree())) for run in runs)
     return {name: value for name, value in after.items() if value != before[name]}
-
-
-def single_settings(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yield every setting of a tree that is no group of settings: dotted name and value."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from single_settings(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def default_name(request: RunRequest) -> str:

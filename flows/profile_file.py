@@ -22,7 +22,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from flows.overrides import changed_settings, single_settings
+from flows.identity.fingerprint import single_settings
+from flows.overrides import changed_settings
 from flows.profiles import open_profile, setting_types
 from flows.run_request import RunRequest, absolute_text, text_settings
 from nanochat_core.config import RunConfig

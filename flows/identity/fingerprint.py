@@ -168,6 +168,15 @@ def canonical_config(stage: Stage, run: RunConfig) -> dict[str, Tree]:
     return {n: s.canonical() if isinstance(s, Section) else s for n, s in sections.items()}
 
 
+def single_settings(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
+    """Yield every setting of a tree that is no group of settings: dotted name and value."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from single_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def canonical_json(tree: object) -> bytes:
     """Return the one byte string for a value: sorted keys, no spaces, 1 and 1.0 differ.
 

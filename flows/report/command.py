@@ -11,7 +11,7 @@ import inspect
 import json
 import shlex
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 # code is part of the report's fingerprint.
 import nanochat_core.model.shape  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import tasks.mixtures.mixture_files  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from flows.identity.fingerprint import canonical_json
+from flows.identity.fingerprint import canonical_json, single_settings
 from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES
 from nanochat_core.config import RunConfig
@@ -54,7 +54,7 @@ def reproduction_of(manifests: Sequence[Manifest]) -> Reproduction:
     ]
     wanted: Settings = {}
     try:
-        wanted = dict(_leaves(RunConfig.from_tree(sections).tree()))
+        wanted = dict(single_settings(RunConfig.from_tree(sections).tree()))
     except ConfigError as error:
         # One reason is enough: an imported artifact, for example, also has settings missing.
         notes = notes or [f"this version does not read the settings: {error}"]
@@ -84,15 +84,6 @@ def _config(manifest: Manifest) -> dict[str, Tree]:
     return typing.cast("dict[str, Tree]", manifest.preimage["config"])
 
 
-def _leaves(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
-    """Yield every setting of a tree by its dotted name."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _nearest(wanted: Settings) -> tuple[list[str], list[str]]:
     """Return the words of the profile nearest to `wanted`, and the settings that still differ."""
     # At equal distance the profile that needs no --depth wins.
@@ -106,7 +97,7 @@ def _candidates(wanted: Settings) -> Iterator[tuple[list[str], list[str]]]:
             run = make(depth).run
         except (ConfigError, ArithmeticError, ValueError):
             continue  # this profile has no model of this depth
-        there = dict(_leaves(run.tree()))
+        there = dict(single_settings(run.tree()))
         usual = inspect.signature(make).parameters["depth"].default
         words = [name] if depth == usual else [name, "--depth", str(depth)]
         yield words, [n for n in wanted if n != SNAPSHOT and wanted[n] != there[n]]

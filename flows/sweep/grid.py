@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.artifacts.runs import check_name
-from flows.overrides import default_name, single_settings
+from flows.identity.fingerprint import single_settings
+from flows.overrides import default_name
 from flows.plan.planned import open_settings
 from flows.profiles import Profile
 from flows.render.text import count

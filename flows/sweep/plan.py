@@ -12,7 +12,7 @@ from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
 from flows.plan.pinned import sections_of, stages_with
 from flows.plan.plan import Plan, StagePlan, make_plan
-from flows.plan.render import stage_tree, table, totals
+from flows.plan.render import table, to_tree, totals
 from flows.plan.upstream import Log, Pins, apply_pins, pin
 from flows.profiles import make_placement
 from flows.render.table import Table, numbers, texts
@@ -151,18 +151,8 @@ def stages_of(planned: SweepPlan) -> Table:
 
 def plan_tree(planned: SweepPlan) -> dict[str, Any]:
     """Return the plan as JSON values, for programs."""
-    return {
-        "format": 1,
-        "name": planned.sweep.name,
-        "profile": planned.sweep.request.profile,
-        "store": planned.plan.store,
-        **totals(planned.plan),
-        "stages": [
-            {
-                **stage_tree(item),
-                "members": [member.label for member in unit.members],
-                "depths": [member.depth for member in unit.members],
-            }
-            for unit, item in planned.items
-        ],
-    }
+    tree = to_tree(planned.plan)
+    for unit, stage in zip(planned.units, tree["stages"], strict=True):
+        stage["members"] = [member.label for member in unit.members]
+        stage["depths"] = [member.depth for member in unit.members]
+    return {"name": planned.sweep.name, "profile": planned.request.profile, **tree}

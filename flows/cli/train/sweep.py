@@ -2,7 +2,6 @@
 
 import shlex
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -58,11 +57,11 @@ def sweep(
     from flows.sweep.plan import lines_of, plan_sweep, plan_tree
 
     if depths is not None:
-        options = _over_depths(options, numbers_in(depths, "--depths", "like --depths 2,3,4,6"))
+        options = _over_depths(options, depths)
     seeds = seeds or ",".join(map(str, SEEDS if depths is None else SEEDS[:1]))
     again = shlex.join(["nanochat", "sweep", profile, "--seeds", seeds, *options.argv])
     given = shared(SweepRequest, options, read_request(profile, options))
-    given["seeds"] = numbers_in(seeds, "--seeds", "like --seeds 42,43,44")
+    given["seeds"] = _numbers_in(seeds)
     request = SweepRequest(**given)
     check_workers(request)
     opened, home = open_sweep(request), options.home_path
@@ -96,22 +95,23 @@ def sweep(
     print_lines(["", *made.report.sentences, "", *made.cost_lines, *files])
 
 
-def _over_depths(options: SweepOptions, depths: Sequence[int]) -> SweepOptions:
+def _over_depths(options: SweepOptions, depths: str) -> SweepOptions:
     """Return the options of a miniseries. Raises ConfigError if they are of another sweep."""
+    varied = f"{DEPTH}={depths.replace(' ', '')}"
     if (options.stage, options.reduction) != (SweepRequest.stage, SweepRequest.reduction):
         raise ConfigError(
             "--depths has a stage and a reduction of its own",
-            hint=f"leave them out, or give --vary {DEPTH}={','.join(map(str, depths))}",
+            hint=f"leave them out, or give --vary {varied}",
         )
-    vary = (*options.vary, f"{DEPTH}={','.join(map(str, depths))}")
-    return replace(options, vary=vary, stage=BASE_EVAL.name, reduction=1)
+    return replace(options, vary=(*options.vary, varied), stage=BASE_EVAL.name, reduction=1)
 
 
-def numbers_in(text: str, option: str, hint: str) -> tuple[int, ...]:
+def _numbers_in(seeds: str) -> tuple[int, ...]:
     """Return whole numbers with commas between. Raises ConfigError."""
     try:
-        return tuple(int(word) for word in text.split(","))
+        return tuple(int(word) for word in seeds.split(","))
     except ValueError:
         raise ConfigError(
-            f"{option} is {text!a}, expected numbers with commas between", hint=hint
+            f"--seeds is {seeds!a}, expected numbers with commas between",
+            hint="like --seeds 42,43,44",
         ) from None
