@@ -1,7 +1,6 @@
 """What a person sees of the events of stages that are built."""
 
 import io
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,15 +71,11 @@ def test_lines_are_aligned_and_plain_where_there_is_no_terminal(transcript):
 
 def test_a_terminal_shows_the_progress_and_takes_it_away():
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=200)
-    with Display(console, stages=["pretrain"], expected={"pretrain": None}) as shown:
+    with Display(Console(file=out, force_terminal=True, width=200), stages=["pretrain"]) as shown:
         for event in (BUILDING, START, step(30, loss=2.0), FINISHED):
             shown.watch("pretrain", event)
-            console.print()  # what is printed is above the progress, which is drawn again
-    drawn = out.getvalue()
-    assert re.search(r"pretrain  step 30/100, loss 2, .* left *\n  run +about .* left", drawn)
-    assert "finished in 5 s" in drawn
-    assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")  # the cursor is shown again
+    assert "finished in 5 s" in out.getvalue()
+    assert "\x1b[?25h" in out.getvalue().partition("step 30/100, loss 2")[2]  # the cursor is back
 
 
 def test_the_time_left_counts_stages_that_have_not_ended(clock, transcript):
