@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or ""),
 ]
-STEPS = 400  # half a minute on an idle machine: a cancellation must find it training
+STEPS = 1200  # half a minute on an idle machine: a cancellation must find it training
 SECONDS = 400.0
 
 
