@@ -137,13 +137,11 @@ def charts_of(
 ) -> list[Chart]:
     """Return a chart for each quantity of a stage, with the points that its events have.
 
-    A stage without quantities in the table of stages has its loss. Of a step that was repeated
-    after a stop the last value counts.
+    Of a step that was repeated after a stop the last value counts.
     """
-    usual = Quantity("step", "loss", f"{stage} loss", "nats per token")
     return [
         Chart(quantity=q, curves=[points_of(events, q.kind, q.name)], stops=stops)
-        for q in curves_of(stage) or [usual]
+        for q in curves_of(stage)
     ]
 
 

@@ -70,39 +70,39 @@ def by_key(artifacts: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(toys, run_toys, api):
     data = toys.stage("data")
-    training = toys.stage("training", data, source=TRAINING)
-    toys.set_broken("training")
+    training = toys.stage("pretrain", data, source=TRAINING)
+    toys.set_broken("pretrain")
     first, second = (new_run_id("toy", "20261121t000000z") for _ in range(2))
     with pytest.raises(JobFailed):
         run_toys(toys, [data, training], run_id=first)
     check_failed(api, first)
 
-    toys.set_broken("training", False)
+    toys.set_broken("pretrain", False)
     outcome = run_toys(toys, [data, training], run_id=second)
-    check_went_on(api, second, outcome.stages["training"])
+    check_went_on(api, second, outcome.stages["pretrain"])
 
 
 def check_failed(api: PrefectApi, name: str) -> None:
     run = run_of(api, name)["id"]
     shown = by_key(api.artifacts(run))
-    assert shown["toy-training-progress"]["data"] < 100
+    assert shown["toy-pretrain-progress"]["data"] < 100
     assert "| data | built |" in shown["toy-artifacts"]["data"]  # what there is by now
     lines = lines_of(api, run, "replay it with: python -P -m nanochat_core.worker")
     errors = [line["message"] for line in lines if line["level"] == logging.ERROR]
-    assert any(text.startswith("training: failed: training failed on rank 0") for text in errors)
+    assert any(text.startswith("pretrain: failed: pretrain failed on rank 0") for text in errors)
     for part in (
         'raise ValueError("the machine is on fire")',  # of the traceback in the rank's log
         "replay it with: python -P -m nanochat_core.worker /",
     ):
         assert any(part in text for text in errors)
-    tags = ended_task(api, run, "training")["tags"]
+    tags = ended_task(api, run, "pretrain")["tags"]
     assert f"run:{name}" in tags
-    assert any(tag.startswith("stage:training/") for tag in tags)
+    assert any(tag.startswith("stage:pretrain/") for tag in tags)
 
 
 def check_went_on(api: PrefectApi, name: str, built: Any) -> None:
     run = run_of(api, name)
-    task = ended_task(api, run["id"], "training")
+    task = ended_task(api, run["id"], "pretrain")
     assert (task["state_type"], task["state_name"]) == ("COMPLETED", "Resumed")
     assert task["state"]["message"] == f"resumed at step 5/10; {built.uri}"
     assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(task["tags"])
@@ -113,20 +113,20 @@ def check_went_on(api: PrefectApi, name: str, built: Any) -> None:
     of_task = {"artifacts": {"task_run_id": {"any_": [task["id"]]}}}
     shown = by_key(api.post("artifacts/filter", of_task))
     assert set(of_run) == {"toy-artifacts"}  # bars are removed; metrics are on the stages' pages
-    assert set(shown) == {"toy-training-metrics", "toy-training-curve"}
-    metrics = shown["toy-training-metrics"]
-    assert metrics["description"] == "What training measured at its end."
+    assert set(shown) == {"toy-pretrain-metrics", "toy-pretrain-curve"}
+    metrics = shown["toy-pretrain-metrics"]
+    assert metrics["description"] == "What pretrain measured at its end."
     assert json.loads(metrics["data"]) == [  # text: the pages break on anything else
         {"metric": "score", "value": 0.5, "95 % interval": "0.25 to 0.75"},
         {"metric": "steps", "value": 10, "95 % interval": ""},
     ]
-    curve = shown["toy-training-curve"]
+    curve = shown["toy-pretrain-curve"]
     assert curve["type"] == "image"
     assert curve["data"].startswith("data:image/svg+xml,")
     page = of_run["toy-artifacts"]["data"]
-    assert "| training | resumed at step 5/10 |" in page
+    assert "| pretrain | resumed at step 5/10 |" in page
     assert "| data | Cached |" in page
-    lines_of(api, run["id"], "training: resumed at step 5/10")
+    lines_of(api, run["id"], "pretrain: resumed at step 5/10")
 
 
 def test_after_a_retry_the_page_has_what_the_last_execution_showed(server, api):
