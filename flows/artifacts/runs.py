@@ -183,8 +183,8 @@ def listed_runs(store: Store, name: str | None = None) -> list[tuple[str, str]]:
     return list(dict.fromkeys((match[1], match[3]) for match in found))
 
 
-def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
-    """Return the last `count` runs of any name, latest first; only these are read.
+def latest_runs(store: Store, count: int | None, *, unread: list[str]) -> list[Run]:
+    """Return the last `count` runs of any name, or all, latest first; only these are read.
 
     A record that is gone is left out, and so is one that cannot be read, whose reason is appended
     to `unread`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, read_index
-from flows.artifacts.runs import Run, find_run
+from flows.artifacts.runs import Run, latest_runs
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
@@ -85,7 +85,7 @@ def read_tables(store: Store, wanted: Collection[str]) -> tuple[dict[str, Any], 
     problems: list[str] = []
     if not wanted:
         return {}, problems
-    runs = _read_runs(store, problems)
+    runs = latest_runs(store, None, unread=problems)
     tables = {"runs": _table("runs", map(_run_row, runs))}
     # Reading manifests takes a request each, so a query of `runs` alone ends here.
     if set(wanted) != {"runs"}:
@@ -104,11 +104,6 @@ def _eval_rows(manifest: Manifest) -> Iterator[Row]:
     key = {"stage": manifest.stage, "fingerprint": manifest.fingerprint}
     for name, score in scores_in(manifest.provenance.metrics).items():
         yield {**key, "metric": name, **vars(score)}
-
-
-def _read_runs(store: Store, problems: list[str]) -> list[Run]:
-    ids = [e.key.removeprefix("runs/").removesuffix(".json") for e in store.list("runs/")]
-    return _read_each(lambda run: find_run(store, run) or f"run {run} is gone", ids, problems)
 
 
 def _read_manifests(

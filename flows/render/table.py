@@ -24,7 +24,7 @@ class Cell:
 
     text: str
     notes: tuple[str, ...] = ()
-    tone: str = ""  # "better", "worse", or what the rule of its column returns
+    tone: str = ""  # "better", "worse", or the sign of a state: what decides the colour
     span: tuple[float, float] | None = None  # a shaded part of the bar
     at: float | None = None  # the position of the value
     mark: float | None = None  # that of what it is compared with
@@ -43,7 +43,6 @@ class Column:
 
     name: str
     right: bool = False  # aligned right, as numbers are
-    tone: Callable[[str], str] = lambda text: ""  # the colour rule: the tone of a cell's text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +57,9 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        """The rows as cells, each with its tone."""
+        """The rows as cells."""
         return [
-            [
-                cell if isinstance(cell, Cell) else Cell(cell, tone=column.tone(cell))
-                for column, cell in zip(self.columns, row, strict=True)
-            ]
-            for row in self.rows
+            [cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows
         ]
 
     def lines(self, *, width: int | None = None, paint: Paint = _plain) -> list[str]:

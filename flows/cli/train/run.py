@@ -20,7 +20,7 @@ from flows.overrides import check_name_of
 from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
-from flows.render.table import Column, Table, texts
+from flows.render.table import Cell, Table, texts
 from flows.render.text import duration
 from flows.run_request import RunRequest, absolute_text
 from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
@@ -221,8 +221,8 @@ def ending(
         lines.append(f"next: {shlex.join(['nanochat', 'chat', model, *place])}")
     found = (line.partition(": ") for line in lines)
     return Table(
-        columns=(Column("name", tone=lambda name: name), *texts("value")),
-        rows=[(label, text) for label, _, text in found],
+        columns=texts("name", "value"),
+        rows=[(Cell(label, tone=label), text) for label, _, text in found],
         head=False,
     )
 

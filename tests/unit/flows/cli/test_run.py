@@ -28,7 +28,7 @@ def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path):
 def ending_of(made: dict[str, Manifest], store: LocalStore, directory: Path) -> list[str]:
     with Cache(directory / "cache", 10**9) as cache:
         table = ending(made, store, cache, "mine", ("--home", "here"))
-        return [f"{name:<13}  {text}" for name, text in table.rows]
+        return [f"{name!s:<13}  {text}" for name, text in table.rows]
 
 
 def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_next_command(

@@ -42,11 +42,11 @@ def test_no_rows_are_no_lines():
     assert Table(columns=COLUMNS, rows=[]).lines() == []
 
 
-def test_a_column_has_a_rule_for_colours_and_a_cell_may_have_its_own():
-    column = Column("state", tone=lambda text: text[0])
-    table = Table(columns=[Column("n", right=True), column], rows=[("1", "ab"), ("20", "c")])
+def test_a_number_is_aligned_right_and_a_cell_has_the_colour_of_its_tone():
+    rows = [("1", Cell("ab", tone="a")), ("20", "c")]
+    table = Table(columns=[Column("n", right=True), Column("state")], rows=rows)
     painted = table.lines(paint=lambda text, tone: f"<{tone}>{text}" if tone else text)
-    assert painted == [" n  state", " 1  <a>ab", "20  <c>c"]
+    assert painted == [" n  state", " 1  <a>ab", "20  c"]
     own = Table(columns=texts("a"), rows=[[Cell("x", ("low", "high"), tone="worse")]])
     assert own.lines(paint=lambda text, tone: f"{tone}: {text}")[1] == "worse: x (low); high"
 
