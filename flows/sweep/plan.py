@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
-from flows.plan.pinned import sections_of, stages_with
+from flows.plan.pinned import stages_with
 from flows.plan.plan import Plan, StagePlan, make_plan
+from flows.plan.planned import plan_run
 from flows.plan.render import table, to_tree, totals
-from flows.plan.upstream import Log, Pins, apply_pins, pin
-from flows.profiles import make_placement
+from flows.plan.upstream import Log, Pins, apply_pins
 from flows.render.table import Table, numbers, texts
 from flows.stages import Stage
 from flows.sweep.grid import Member, Sweep
@@ -105,22 +105,18 @@ def plan_sweep(
     will_run: bool = True,
 ) -> SweepPlan:
     """Plan every member. The arguments, and what it raises, are as for `plan_run`."""
-    request, largest, until = sweep.request, sweep.largest.profile, sweep.request.stage
-    # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
-    # one resolution of names, since one that moves in between must not give members other data.
-    placement = make_placement(
-        largest.pace, home=home, store=store.url, gpus=request.gpus, settings=request.place
-    )
-    placement = replace(placement, nodes=request.nodes, pool=request.pool)
-    sections = sections_of({}, until=until)
-    _, pins = pin(largest.run, home, log=log, known=known, sections=sections, plan=not will_run)
+    # One placement for all members, that of the largest model, which fills the most GPUs, and one
+    # resolution of names, since one that moves in between must not give members other data.
+    first = plan_run(sweep.largest.request, store, home, log=log, known=known, will_run=will_run)
     members = (
-        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
+        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, first.pins)))
         for m in sweep.members
     )
-    sweep = replace(sweep, members=tuple(members))
+    sweep, until = replace(sweep, members=tuple(members)), sweep.request.stage
     plans = {
-        m.label: make_plan(m.profile.run, store, home / "work", until=until, placement=placement)
+        m.label: make_plan(
+            m.profile.run, store, home / "work", until=until, placement=first.placement
+        )
         for m in sweep.members
     }
     units = units_of(sweep)
@@ -128,9 +124,9 @@ def plan_sweep(
     items = tuple(plans[unit.members[0].label].of(unit.stage.name) for unit in units)
     return SweepPlan(
         sweep=sweep,
-        pins=pins,
+        pins=first.pins,
         store=store,
-        placement=placement,
+        placement=first.placement,
         units=units,
         plan=Plan(store=store.url, stages=items),
     )
