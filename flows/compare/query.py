@@ -59,18 +59,6 @@ def query_store(
             ) from error
 
 
-def columns_in(store: Store) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the columns of each view with their types, and which records were skipped."""
-    # Only the files of these two know all their columns.
-    tables, problems = read_tables(store, {"steps", "examples"})
-    with _opened(tables) as connection:
-        rows = connection.execute(
-            "SELECT table_name, column_name || ' ' || lower(data_type) FROM duckdb_columns() "
-            "WHERE NOT internal ORDER BY table_oid, column_index"
-        ).fetchall()
-    return {name: [column for table, column in rows if table == name] for name in VIEWS}, problems
-
-
 def _views_in(query: str) -> set[str]:
     """Return the views whose names occur in a query.
 

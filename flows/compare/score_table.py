@@ -42,13 +42,6 @@ class Compared:
     same: Sequence[str]  # titles of the stages whose artifact is the same
 
     @property
-    def title(self) -> str:
-        """The names, or the number of them if they are many."""
-        *others, last = self.names
-        many = f"{len(self.names)} side by side"
-        return f"{', '.join(others)} and {last}" if len(others) < _MAX_NAMED else many
-
-    @property
     def verdicts(self) -> list[str]:
         """Which scores are better and worse, a line for each run after the first."""
         if not (self.scores or self.others or self.charts or self.same or self.changes):
@@ -168,7 +161,7 @@ def page_of(compared: Compared) -> str:
     same = [compared.same_artifacts] if compared.same else []
     return Page(
         kind="Compared",
-        heading=compared.title,
+        heading=listed(compared.names, _MAX_NAMED),
         lead=compared.verdicts,
         sections=[
             Section(table=compared.table("score", compared.scores)),

@@ -54,7 +54,7 @@ VIEWS: Mapping[str, View] = {
         },
     ),
     "steps": View(
-        about="one row for each step of a stage, a column for each of its metrics",
+        about="one row for each step of a stage; `describe steps` lists its metrics too",
         columns={**_KEY, "step": "BIGINT"},
         file=METRICS,
     ),
@@ -66,7 +66,7 @@ VIEWS: Mapping[str, View] = {
         },
     ),
     "examples": View(
-        about="one row for each question of an evaluation",
+        about="one row for each question of an evaluation; `describe examples` lists all columns",
         columns={**_KEY, "task": "VARCHAR", "place": "INTEGER", "correct": "BOOLEAN"},
         file=EXAMPLES,
     ),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import chain
 from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
@@ -30,23 +31,20 @@ def sql(
         query: One select, in DuckDB's dialect. Default: list the columns.
         limit: Rows that are printed at most; 0 for all.
     """
-    from flows.compare.query import columns_in, query_store
+    from flows.compare.query import query_store
     from flows.compare.tables import VIEWS
 
-    store = place.open_store()
-    known: Any
     if query is None:
-        known, problems = columns_in(store)
-    else:
-        # Not as a pyarrow.Table, with another interval, and a decimal as a sum of integers.
-        known, problems = query_store(store, query, lambda it: (it.columns, it.fetchall()))
+        columns = {n: [f"{c} {k.lower()}" for c, k in v.columns.items()] for n, v in VIEWS.items()}
+        tree = {n: {"about": view.about, "columns": columns[n]} for n, view in VIEWS.items()}
+        pairs = ((f"{n}: {v.about}", f"    {', '.join(columns[n])}") for n, v in VIEWS.items())
+        return print_result(lambda: tree, chain.from_iterable(pairs), as_json=as_json)
+    # Not as a pyarrow.Table, with another interval, and a decimal as a sum of integers.
+    (head, rows), problems = query_store(
+        place.open_store(), query, lambda it: (it.columns, it.fetchall())
+    )
     for problem in problems:
         print_warning(f"skipped: {problem}")
-    if query is None:
-        tree: Any = {name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS}
-        lines = (line for name in VIEWS for line in _view_lines(name, **tree[name]))
-        return print_result(lambda: tree, lines, as_json=as_json)
-    head, rows = known
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
     table = Table(columns=texts(*head), rows=[[*map(_cell, row)] for row in shown])
@@ -56,15 +54,6 @@ def sql(
         [table if rows else "no rows", *(more if len(shown) < len(rows) else [])],
         as_json=as_json,
     )
-
-
-def _view_lines(view: str, *, about: str, columns: list[str]) -> list[str]:
-    """Return a view and its columns as lines."""
-    import textwrap
-
-    indent = "    "
-    text = textwrap.wrap(", ".join(columns), 96, initial_indent=indent, subsequent_indent=indent)
-    return [f"{view}: {about}", *text]
 
 
 def _plain(value: Any) -> Any:

@@ -264,7 +264,7 @@ def test_a_page_holds_scores_and_curves_and_nothing_else(terminal, tmp_path):
     words = ("compare", "one", "two", "--html", str(path := tmp_path / "page.html"))
     assert terminal.said(*words)[-1] == str(path)
     page = path.read_text(encoding="utf-8")
-    assert "one and two" in page
+    assert "one, two" in page
     assert "Pretraining loss" in page
     assert page.count("<figure>") == 2
     assert page.count('stroke="var(--c1)"') >= 2

@@ -50,7 +50,7 @@ def test_a_value_of_each_type_is_as_duckdb_has_it(store, terminal):
 
 def test_without_a_query_the_views_and_their_columns_are_listed(measured, terminal):
     terminal.shows("sql")
-    assert "reward double" in terminal.read("sql")["steps"]["columns"]
+    terminal.shows("sql", "select column_name, column_type from (describe steps)")
 
 
 def test_answers_of_base_and_of_chat_models_are_in_one_view(measured, store, terminal):
@@ -58,7 +58,6 @@ def test_answers_of_base_and_of_chat_models_are_in_one_view(measured, store, ter
     put_measured(store, "chat_eval_sft", examples=[row])
     found = terminal.read("sql", "select answer from examples order by answer")
     assert [row["answer"] for row in found] == ["1", "2", "four"]
-    assert "answer varchar" in terminal.read("sql")["examples"]["columns"]
 
 
 def test_an_empty_store_has_empty_views(store, terminal):
