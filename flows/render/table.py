@@ -136,12 +136,6 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return Table(columns=texts("name", "value"), rows=list(rows), head=False, indent="  ")
 
 
-def as_lines(items: Iterable[str | Table], *, width: int | None = None) -> Iterator[str]:
-    """Yield sentences, and the lines of the tables among them: see `Table.lines`."""
-    for item in items:
-        yield from item.lines(width=width) if isinstance(item, Table) else [item]
-
-
 def _escape(text: str) -> str:
     # A pipe inside a cell would begin another column, a newline another row.
     return visible(text).replace("|", "\\|").replace("\n", " ")

@@ -8,10 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, as_options, check_workers
-from flows.cli.output import print_json, print_lines, print_result, print_warning, table_width
+from flows.cli.output import print_json, print_lines, print_result, print_warning
 from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
-from flows.render.table import as_lines
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import BASE_EVAL
@@ -77,8 +76,7 @@ def sweep(
         check_pool_exists(home, request.pool)
     began = time.monotonic()
     with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
-        for line in as_lines([*lines_of(planned), ""], width=table_width()):
-            display.say(line)
+        display.say(f"sweep {opened.name}: {lines_of(planned)[-1]}")
         # `ready` points Prefect at its server before the flow is imported.
         with ready(home, display, planned):
             from flows.orchestration.caller import call_flow

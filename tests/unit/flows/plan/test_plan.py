@@ -15,7 +15,6 @@ from flows.leases.held_lease import HeldLease, try_acquire
 from flows.leases.lease import Lease
 from flows.plan.reads import Resume
 from flows.plan.render import render, to_tree
-from flows.render.table import as_lines
 from flows.stages import STAGES
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.claims import claim, dead_here
@@ -222,7 +221,8 @@ def test_a_resumed_stage_takes_what_is_left(house, shows):
     plan = shows(house.plan(placement=PLACEMENT))
     estimate = plan.of("pretrain").estimate
     assert estimate.seconds == pytest.approx(25)
-    assert all(line == line.rstrip() and line.isascii() for line in as_lines(render(plan)))
+    table, *texts = render(plan)
+    assert all(line == line.rstrip() and line.isascii() for line in [*table.lines(), *texts])
 
 
 def test_the_json_has_the_same(built):
