@@ -42,12 +42,10 @@ class Section:
 
     title: str = ""
     notes: Sequence[str] = ()
-    meter: Cell | None = None
     key: Mapping[str, Mapping[str, Any]] | None = None  # by name: the style of its lines in charts
     charts: Sequence[Panel] = ()
     table: Table | None = None
     style: str = "wide cards"  # of the table on the page: its CSS classes
-    facts: Sequence[tuple[str, str]] = ()
     samples: Sequence[Sample] = ()
     code: str = ""
     items: Sequence[str] = ()
@@ -56,19 +54,15 @@ class Section:
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to show below the heading."""
-        parts = (self.notes, self.meter, self.charts, self.facts, self.samples, self.code)
+        parts = (self.notes, self.charts, self.samples, self.code)
         return not any((*parts, self.items, self.table and self.table.rows))
 
     @property
     def blocks(self) -> Iterator[str]:
         """The section without its heading and charts, as markdown."""
         yield from self.notes
-        if self.meter:
-            yield "; ".join((self.meter.text, *self.meter.notes))
         if self.table and self.table.rows:
             yield self.table.markdown()
-        if self.facts:
-            yield _list(f"{name}: {value}" for name, value in self.facts)
         for sample in self.samples:
             prompt = f"{sample.note}: {sample.prompt}" if sample.note else sample.prompt
             answers = [f"\n[{label}] {text}" if label else text for label, text in sample.answers]

@@ -141,13 +141,14 @@ def speed_section(artifacts: Mapping[str, Artifact]) -> Section:
             columns=(*texts("stage", "machine"), *speeds, *texts("resumed from step")),
             rows=[*map(row, MODELS)],
         ),
-        facts=tuple(_facts(artifacts[PRETRAIN.name])),
+        items=tuple(_facts(artifacts[PRETRAIN.name])),
     )
 
 
-def _facts(pretrain: Artifact) -> Iterator[tuple[str, str]]:
+def _facts(pretrain: Artifact) -> Iterator[str]:
     """Yield facts about pretraining: its proportions, its machine and the git commit."""
-    yield "tokens per parameter", f"{pretrain.metric('tokens') / pretrain.metric('parameters'):.3g}"
+    ratio = pretrain.metric("tokens") / pretrain.metric("parameters")
+    yield f"tokens per parameter: {ratio:.3g}"
     provenance = pretrain.manifest.provenance
     segment, metrics = _last_segment(provenance), provenance.metrics
     shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
@@ -157,9 +158,9 @@ def _facts(pretrain: Artifact) -> Iterator[tuple[str, str]]:
         shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
     for name, value in shown.items():
         word = str(value) if not isinstance(value, bool) else "yes" if value else "no"
-        yield name.replace("_", " "), word
+        yield f"{name.replace('_', ' ')}: {word}"
     if provenance.git_commit:
-        yield "git commit", provenance.git_commit
+        yield f"git commit: {provenance.git_commit}"
 
 
 def _median(artifact: Artifact, name: str) -> float | None:

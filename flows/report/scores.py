@@ -199,25 +199,27 @@ def core_section(scores: Mapping[str, Any]) -> Section | None:
     core, tasks = measured(scores, "core"), task_scores(scores)
     if core is None and not tasks:
         return None
-    text = core.text(decimals=4) if core else "Not known: a task could not be evaluated"
-    span = (
-        (core.low, core.high) if core and core.low is not None and core.high is not None else None
-    )
+    mean = Cell("not known: a task could not be evaluated")
+    if core is not None:
+        span = None if core.low is None or core.high is None else (core.low, core.high)
+        note = f"GPT-2 {GPT2_CORE}"
+        text = core.text(decimals=4)
+        mean = Cell(text, (note,), span=span, at=core.value, mark=GPT2_CORE)
     return Section(
         title="CORE",
         notes=(
             "What the base model knows, over the tasks of DCLM, in English: the mean of what is "
             "above guessing. The shaded range is the 95 % interval, the upright line GPT-2.",
         ),
-        meter=Cell(
-            text, (f"GPT-2 {GPT2_CORE}",), span=span, at=core and core.value, mark=GPT2_CORE
-        ),
         style="scores core",
         table=Table(
             columns=texts("task", "right", "above guessing"),
             rows=[
-                (task, _cell(score), Cell(f"{score.centred:.3f}", at=score.centred))
-                for task, score in tasks.items()
+                ("CORE", "", mean),
+                *(
+                    (task, _cell(score), Cell(f"{score.centred:.3f}", at=score.centred))
+                    for task, score in tasks.items()
+                ),
             ],
         ),
     )

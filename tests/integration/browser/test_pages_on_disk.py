@@ -63,7 +63,7 @@ def test_everything_of_the_run_can_be_seen(open_at: Callable[..., Page], card: P
         assert box is not None
         assert min(box["width"], box["height"]) > 100
     # What the line of GPT-2 stands beside, in pixels: 0.2565 of the bar.
-    bar, line = page.locator(".track .bar"), page.locator(".track u")
+    bar, line = page.locator(".bar:has(u)"), page.locator(".bar u")
     width, at = bar.bounding_box(), line.bounding_box()
     assert width is not None
     assert at is not None
