@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from flows.compare.compare import direction
@@ -13,8 +12,6 @@ from flows.render.paired import Delta
 from flows.render.table import Cell, Table, texts
 from flows.render.text import listed, number, percent
 from flows.stages import EVALUATORS, REPORT, STAGES
-from infra.storage.files import write_whole, writing
-from nanochat_core.errors import ConfigError
 
 _EVALUATIONS = {stage.name for stage in EVALUATORS.values()}
 _SHARES = ("pass_at_1", "pass_at_1_first", "waste")  # of stages that train or prepare data
@@ -170,10 +167,3 @@ def page_of(compared: Compared) -> str:
         ],
         footer=_FOOTER,
     ).html
-
-
-def write(path: Path, page: str) -> None:
-    """Write the page to `path` atomically. Raises ConfigError if it cannot be written."""
-    hint = "name a file in an existing directory, with --html"
-    with writing(path, ConfigError, hint=hint):
-        write_whole(path.expanduser(), page.encode())

@@ -72,12 +72,11 @@ class CompletedSweep:
 
 
 def show_results(pages: BackgroundWriter, made: CompletedSweep) -> None:
-    """Show the results in Prefect: a table of models, sentences with the cost, a plot."""
+    """Show the results in Prefect: the page with the cost, a plot."""
     report = made.report
-    sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *made.cost_lines))
-    text = f"{sentences}\n\nPage on the machine that ran it: `{made.page}`\n"
-    pages.show("models", "table", report.table.tree(), about=report.page.lead[0])
-    pages.show("findings", "markdown", text, about="What the numbers say")
+    text = f"{report.page.markdown}\nPage on the machine that ran it: `{made.page}`\n"
+    about = "; ".join(made.cost_lines)
+    pages.show("results", "markdown", text, about=about)
     for plot in report.pictures[:1]:
         pages.show("plot", "image", picture_url([plot]), about=plot.caption)
 

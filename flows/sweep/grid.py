@@ -28,7 +28,6 @@ _SHARDS = "shards.num_shards"
 SIZE_HEAD = ("parameters", "scaling", "tokens", "tokens/param", "FLOPs")
 _EXAMPLE = "for example --vary optimizer.muon_lr=0.01,0.03"
 _DIGITS = 6  # of a name
-_MAX_SHOWN = 24  # characters of a value in a table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,11 +269,10 @@ def _run_of(
 
 
 def _cells(profile: Profile, keys: Sequence[str]) -> list[str]:
-    """Return the values of these settings; a long one is cut."""
+    """Return the values of these settings."""
     # Of the opened profile: also the base has them, and 0.010 is 0.01.
     known = dict(single_settings(profile.run.tree()))
-    texts = [v if isinstance(v, str) else json.dumps(v) for v in map(known.__getitem__, keys)]
-    return [t if len(t) <= _MAX_SHOWN else f"{t[: _MAX_SHOWN - 3]}..." for t in texts]
+    return [v if isinstance(v, str) else json.dumps(v) for v in map(known.__getitem__, keys)]
 
 
 def _titles(keys: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from flows.artifacts.runs import Run
 from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
 from flows.cli.output import age, print_json, print_lines, print_warning
 from flows.cli.requests import command_of_run
-from flows.compare.score_table import Compared, score_rows, stage_title
+from flows.compare.score_table import Compared, page_of, score_rows, stage_title
 from flows.identity.diff import Change, differ
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
@@ -26,6 +26,7 @@ from flows.render.table import Table, texts
 from flows.render.text import listed
 from flows.stages import in_order
 from infra.storage.base import Store
+from infra.storage.files import write_whole, writing
 from nanochat_core.errors import ArtifactError, ConfigError
 
 _MAX_ANSWER = 60  # characters
@@ -59,7 +60,6 @@ def compare(
         html: Write a page with the scores and all curves of training to this file.
     """
     from flows.compare.curves import curve_tree, curves_of
-    from flows.compare.score_table import page_of, write
 
     if len(references) < 2:
         raise ConfigError(
@@ -99,7 +99,8 @@ def compare(
         same=list(dict.fromkeys(stage_title(s["stage"]) for s in stages if s["same"])),
     )
     if html is not None:
-        write(html, page_of(compared))
+        with writing(html, ConfigError, hint="name a file in an existing directory, with --html"):
+            write_whole(html.expanduser(), page_of(compared).encode())
     if not as_json:
         print_lines(_lines(compared, stages, answers))
         rows = [row for difference in differences for row in _difference_rows(difference)]

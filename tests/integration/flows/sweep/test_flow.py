@@ -61,7 +61,7 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(whole):
     run = find_run(store, "toy-p2-s3-sweep-whole")
     assert (run.status, set(run.stages)) == ("finished", {"text", "pretrain"})
     assert find_run(store, "toy-p4-s2-sweep-whole") is None
-    assert artifacts("sweep-toy-models")
+    assert artifacts("sweep-toy-results")
     assert artifacts("sweep-toy-plot")[0].data.startswith("data:image/svg+xml,")
     assert most_on_the_gpu(toys) == 1
 
