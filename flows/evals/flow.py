@@ -25,7 +25,6 @@ from infra.storage.base import Store
 
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
 REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
-MAX_ROWS = 60  # of the history on Prefect's page
 
 
 @run_flow("nanochat-eval", EvalRequest, name_of=lambda request: history_name(request.model))
@@ -54,7 +53,7 @@ def assess_run(
     verdict = wait(lambda: assess(store, newest, history, request))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
-    rows = history_rows(history[:MAX_ROWS], verdict.metric)
+    rows = history_rows(history, verdict.metric)
     about = f"Evaluations of {model}, latest first. Latest: {verdict.text}."
     with contextlib.closing(BackgroundWriter(outcome.run.name)) as pages:
         pages.show(stage, "table", rows, about=about)

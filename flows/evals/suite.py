@@ -103,11 +103,6 @@ class Suite:
     run: RunRequest  # that evaluates the model, on the data that it uses; or makes that data
     more: tuple[Stage, ...] = ()  # that the run builds besides: of a model of transformers
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The evaluation stages after their inputs, pinned or not."""
-        return (*self.stage.inputs, *(self.more or (self.stage,)))
-
 
 def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None]) -> Suite:
     """Return the suite of the model that is named at this moment (see docs/concepts/names.md).

@@ -104,7 +104,7 @@ def sweep(request: SweepRequest) -> CompletedSweep:
     opened = planned.sweep
     run = opened.largest.profile.run
     context = setup.open_context(run, planned.placement, strict=request.strict)
-    note_progress(item for _, item in planned.items)
+    note_progress(planned.plan.stages)
     if not planned.plan.up_to_date:
         setup.wait(setup.store.check_conditions)  # for leases
     runs = {

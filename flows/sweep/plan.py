@@ -3,7 +3,7 @@
 A stage that several runs share is one unit and counts once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_with
-from flows.plan.plan import Plan, StagePlan, make_plan
+from flows.plan.plan import Plan, make_plan
 from flows.plan.planned import plan_run
 from flows.plan.render import table, to_tree, totals
 from flows.plan.upstream import Log, Pins, apply_pins
@@ -55,11 +55,6 @@ class SweepPlan:
     def request(self) -> SweepRequest:
         """The request."""
         return self.sweep.request
-
-    @property
-    def items(self) -> Iterator[tuple[Unit, StagePlan]]:
-        """The units with their plans."""
-        return zip(self.units, self.plan.stages, strict=True)
 
 
 def units_of(sweep: Sweep, stages: Sequence[Stage] | None = None) -> tuple[Unit, ...]:
@@ -142,7 +137,8 @@ def lines_of(planned: SweepPlan) -> list[str | Table]:
 
 def stages_of(planned: SweepPlan) -> Table:
     """Return a row for each unit."""
-    return table((item, unit.label) for unit, item in planned.items)
+    labels = (unit.label for unit in planned.units)
+    return table(zip(planned.plan.stages, labels, strict=True))
 
 
 def plan_tree(planned: SweepPlan) -> dict[str, Any]:

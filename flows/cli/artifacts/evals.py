@@ -146,7 +146,7 @@ def _run(suite: Suite, command: str, options: EvalOptions) -> int:
         check_pool_exists(options.home_path, options.pool)
     began = time.monotonic()
     with (
-        resumable(command, stages=[stage.name for stage in suite.stages]) as display,
+        resumable(command, stages=[s.name for s in (*suite.stage.inputs, suite.stage)]) as display,
         ready(options.home_path, display, suite),
     ):
         # Imported here: `ready` first points Prefect at its server.

@@ -36,7 +36,6 @@ def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store
         until="chat_eval_sft",
         run_name="eval-main",
     )
-    assert [stage.name for stage in suite.stages] == ["sft", "task_data", "chat_eval_sft"]
 
 
 def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store):
