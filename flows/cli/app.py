@@ -3,7 +3,7 @@
 A user's mistake ends as `error: ...` and `hint: ...` on stderr, never as a traceback. The exit code
 is 2 if the command line cannot be parsed, else 1. Bugs raise. Only the module of the requested
 command is imported, none for the list of commands, and commands import slow packages (torch,
-Prefect, rich's live displays) inside their functions, so that `nanochat plan` starts at once.
+Prefect, rich's progress bars) inside their functions, so that `nanochat plan` starts at once.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Progress of stages while they are built: at the end of a terminal, and as lines elsewhere.
+"""Progress of stages while they are built: bars on a terminal, plain lines elsewhere.
 
 `Display.watch` takes the events that `flows.building.build` emits. Stages may be built at the same
 time, each in its own thread.
@@ -9,9 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-from rich.console import Console, Group
-from rich.status import Status
-from rich.text import Text
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from flows.render.events import Loop, describe
 from flows.render.text import duration, escaped
@@ -26,10 +32,7 @@ _STYLES = {
 
 
 class Display:
-    """A display of events on `console`. Use as a context manager.
-
-    Below the lines a terminal has a line for each loop that is executed, and for the run.
-    """
+    """A display of events on `console`, with bars on a terminal. Use as a context manager."""
 
     def __init__(
         self,
@@ -49,28 +52,33 @@ class Display:
         self._shows_run = bool(expected)
         self._expected = dict(expected or {})  # of stages that have not ended
         self._began: dict[str, float] = {}  # when each stage that is being built was started
+        self._started = time.monotonic()
         self._offer = offer
         # Reentrant: a signal handler runs in the main thread, which may hold the lock, and prints.
         self._lock = threading.RLock()
         self._loops: dict[str, Loop] = {}
         self._printed: dict[str, float] = {}  # time of the last line of a loop
+        self._bars: dict[str, TaskID] = {}
+        self._run_bar: TaskID | None = None
         self._console = console
-        self._status = Status("", console=console) if console.is_terminal else None
+        self._progress = _make_bars(console) if console.is_terminal else None
         self._on_leave = on_leave
 
     def __enter__(self) -> Self:
-        if self._status is not None:
-            self._show_progress()  # from the first second on, while Prefect starts
-            self._status.start()
+        if self._progress is not None:
+            self._progress.start()
+            if self._expected:  # from the first second on, while Prefect starts
+                self._run_bar = self._progress.add_task(f"{'run':<{self._width}}", line=self.left)
+                self._move_run_bar()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Remove the progress and show the cursor again. May be called twice."""
-        if self._status is not None:
-            self._status.stop()
+        """Remove the bars and show the cursor again. May be called twice."""
+        if self._progress is not None:
+            self._progress.stop()
 
     def leave(self) -> None:
         """Close the display for a process that exits at once, whose handlers will not run."""
@@ -89,17 +97,18 @@ class Display:
                 self._printed[stage] = time.monotonic()
             elif kind == "step" and stage in self._loops:
                 self._loops[stage].move(event)
+            if kind in ("building", "start", "step"):
+                self._move_bar(stage)
             text = self._line_of_step(stage) if kind == "step" else describe(event)
             if text is not None:
                 self._say(stage, text, _STYLES.get(kind))
             if kind == "failed" and event["log_tail"]:
                 self.say(event["log_tail"], "dim")
             if kind in ("cached", "finished", "failed", "interrupted"):
-                self._loops.pop(stage, None)
-                self._expected.pop(stage, None)
+                self._end(stage)
                 if text := self._offer(stage, event):
                     self._say(stage, text, "bold")
-            self._show_progress()
+            self._move_run_bar()
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line that is not of a stage. Control characters are escaped: jobs write text."""
@@ -109,15 +118,13 @@ class Display:
 
     def _say(self, stage: str, text: str, style: str | None) -> None:
         # A newline in a worker's text could fake a line of another stage.
-        self.say(self._line(stage, text.replace("\n", " ")), style)
-
-    def _line(self, stage: str, text: str) -> str:
-        return f"{stage:<{self._width}}  {text}"
+        one_line = text.replace("\n", " ")
+        self.say(f"{stage:<{self._width}}  {one_line}", style)
 
     def _line_of_step(self, stage: str) -> str | None:
-        """Return a progress line at most every 5 s; None if not due, or on a terminal."""
+        """Return a progress line at most every 5 s; None if not due, or if there are bars."""
         now = time.monotonic()
-        if self._status is not None or stage not in self._loops:
+        if self._progress is not None or stage not in self._loops:
             return None
         if now - self._printed[stage] < SECONDS_BETWEEN_LINES:
             return None
@@ -133,11 +140,16 @@ class Display:
         """
         if not (self._shows_run and self._expected):
             return ""
+        known, unknown = self._sum_left()
+        if unknown == len(self._expected):
+            return "time left not known"
+        return f"{'at least' if unknown else 'about'} {duration(known)} left"
+
+    def _sum_left(self) -> tuple[float, int]:
+        """Return the known seconds left, and the number of stages of which they are not known."""
         left = [self._seconds_left(stage) for stage in self._expected]
         known = [seconds for seconds in left if seconds is not None]
-        if not known:
-            return "time left not known"
-        return f"{'about' if len(known) == len(left) else 'at least'} {duration(sum(known))} left"
+        return sum(known), len(left) - len(known)
 
     def _seconds_left(self, stage: str) -> float | None:
         loop = self._loops.get(stage)
@@ -149,9 +161,43 @@ class Display:
         left = expected - (time.monotonic() - self._began[stage])
         return left if left > 0 else None
 
-    def _show_progress(self) -> None:
-        if self._status is not None:
-            lines = [self._line(stage, loop.line) for stage, loop in self._loops.items()]
-            lines += [self._line("run", self.left)] if self.left else []
-            shown = (Text(escaped(line), no_wrap=True, overflow="ellipsis") for line in lines)
-            self._status.update(Group(*shown))
+    def _move_run_bar(self) -> None:
+        if self._progress is not None and self._run_bar is not None:
+            known, unknown = self._sum_left()
+            spent = time.monotonic() - self._started
+            for task in self._progress.tasks:
+                if task.id == self._run_bar:  # `update` would keep the total that was known before
+                    task.total = None if unknown else spent + known
+            self._progress.update(self._run_bar, completed=spent, line=self.left)
+
+    def _move_bar(self, stage: str) -> None:
+        if self._progress is None:
+            return
+        if stage not in self._bars:
+            name = f"{stage:<{self._width}}"
+            self._bars[stage] = self._progress.add_task(name, total=None, line="")
+        # Before the loop begins the number of steps is not known.
+        if loop := self._loops.get(stage):
+            self._progress.update(
+                self._bars[stage], completed=loop.step, total=loop.total, line=escaped(loop.line)
+            )
+
+    def _end(self, stage: str) -> None:
+        self._loops.pop(stage, None)
+        self._expected.pop(stage, None)
+        bar = self._bars.pop(stage, None)
+        if self._progress is not None and bar is not None:
+            self._progress.remove_task(bar)
+
+
+def _make_bars(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[line]}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,  # the printed lines stay; a finished bar would only repeat them
+        refresh_per_second=4,
+    )

@@ -41,7 +41,7 @@ def test_the_events_of_a_job_cannot_move_the_cursor(capsys):
             assert SHOWN.replace(" ", "") in re.sub(r"\s", "", printed), event
 
 
-def test_the_progress_of_a_job_cannot_move_the_cursor():
+def test_the_bar_of_a_job_cannot_move_the_cursor():
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     with Display(console, stages=["sft"]) as display:
         start = {"step": 0, "total": 2, "unit": HOSTILE, "resumed": False}

@@ -69,13 +69,13 @@ def test_lines_are_aligned_and_plain_where_there_is_no_terminal(transcript):
     transcript.check("events of three stages", out.getvalue())
 
 
-def test_a_terminal_shows_the_progress_and_takes_it_away():
+def test_a_terminal_shows_a_bar_and_takes_it_away():
     out = io.StringIO()
     with Display(Console(file=out, force_terminal=True, width=200), stages=["pretrain"]) as shown:
         for event in (BUILDING, START, step(30, loss=2.0), FINISHED):
             shown.watch("pretrain", event)
     assert "finished in 5 s" in out.getvalue()
-    assert "\x1b[?25h" in out.getvalue().partition("step 30/100, loss 2")[2]  # the cursor is back
+    assert "\x1b[?25h" in out.getvalue()[-10:]  # the cursor is given back
 
 
 def test_the_time_left_counts_stages_that_have_not_ended(clock, transcript):
