@@ -56,7 +56,8 @@ def find_offer(
         )
     if item.revoked is not None:
         raise ArtifactError(
-            f"{stage} was {item.revoked.revocation}", hint="run it again, or undo the revocation"
+            f"{stage} was {item.revoked.revocation}",
+            hint=f"run it again, or: nanochat revoke {item.revoked.ref.name} --undo",
         )
     inputs = {source.name: plan.of(source.name).manifest for source in item.stage.inputs}
     if origin is None:

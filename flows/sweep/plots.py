@@ -251,7 +251,8 @@ def _expect(
 
 def _certainty(fit: ScalingFit) -> str:
     parts: list[str] = []
-    if fit.exponent_range:
+    # A range that reaches an end of the search is no range: a doubt reports it instead.
+    if fit.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):
         parts.append("exponent {:.3g} to {:.3g}".format(*fit.exponent_range))
     if fit.law is not None and fit.floor_range and fit.law.floor:
         parts.append("floor {:.3g} to {:.3g}".format(*fit.floor_range))
