@@ -1,6 +1,7 @@
 """Failures of a bucket: which ones to retry, and how to explain them to a user."""
 
 import http.client
+import os
 import re
 from typing import Any
 
@@ -13,7 +14,6 @@ from s3transfer.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
 )
 
 from infra.storage.base import StoreUnavailable
-from infra.storage.s3.settings import endpoint_setting
 from nanochat_core.errors import StoreError
 
 
@@ -105,6 +105,14 @@ _HINTS = {
 }
 _PROBE = "try NANOCHAT_S3_ADDRESSING or another store; `nanochat doctor` tries all that is needed"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
+
+
+def endpoint_setting() -> str:
+    """Return the variable that sets the endpoint, or the file that must have set it."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if os.environ.get(name):
+            return name
+    return "endpoint_url in ~/.aws/config"
 
 
 def explain(error: Exception, *, what: str, url: str, endpoint: str) -> StoreError:

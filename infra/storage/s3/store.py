@@ -6,6 +6,7 @@ safe because each is either idempotent or decided by a condition whose outcome i
 
 import contextlib
 import functools
+import re
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,6 +15,7 @@ from email.utils import parsedate_to_datetime
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     BotoCoreError,
@@ -42,15 +44,16 @@ from infra.storage.s3.errors import (
     NoResponse,
     Replaced,
     code_of,
+    endpoint_setting,
     explain,
     is_lost,
     is_transient,
     status_of,
 )
 from infra.storage.s3.probe import TRIALS, find_faults
-from infra.storage.s3.settings import endpoint_setting, parse_url
 from nanochat_core.errors import StoreError
 
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ETAG_VERBS = {"put_object", "get_object", "head_object"}
 _ORDER = "use a store that lists all keys, in order"
 _POLICY = RetryPolicy(tries=8, first_wait=0.2, longest_wait=15.0, deadline=120.0)
@@ -61,7 +64,7 @@ class S3Store:
     """Objects under a prefix of a bucket. Nothing is contacted before the first verb."""
 
     def __init__(self, url: str, *, retry_policy: RetryPolicy = _POLICY) -> None:
-        self.bucket, prefix = parse_url(url)
+        self.bucket, prefix = _parse_url(url)
         self.prefix = f"{prefix}/" if prefix else ""
         self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
@@ -352,3 +355,21 @@ class S3Store:
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:
     return ObjectInfo(key=key, size=size, modified=answer["LastModified"].timestamp())
+
+
+def _parse_url(url: str) -> tuple[str, str]:
+    """Return bucket and prefix of s3://bucket/prefix. Raises StoreError, without any secret."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise StoreError(
+            "a store's URL cannot hold credentials",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        )
+    if not _BUCKET.fullmatch(parts.netloc) or parts.query or parts.fragment:
+        raise StoreError(
+            f"unsupported store URL '{url}'",
+            hint="a bucket is given like s3://bucket/prefix; its name has 3 to 63 lower-case "
+            "letters, digits and inner dots and hyphens",
+        )
+    prefix = parts.path.strip("/")
+    return parts.netloc, check_key(prefix) if prefix else ""
