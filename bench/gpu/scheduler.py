@@ -196,10 +196,11 @@ class Scheduler:
     def _stop(self, why: str) -> None:
         """End all programs."""
         for entry in self._entries:
-            if entry.step.name in self._programs:
-                self._end(entry, "failed", why, errors=True)
-            elif not entry.is_over:
+            # By its status: a signal may come after a program was started and before it is known.
+            if entry.status == "waiting":
                 self._end(entry, "skipped", why)
+            elif not entry.is_over:
+                self._end(entry, "failed", why, errors=True)
 
     def _close(self, entry: Entry) -> None:
         if (program := self._programs.pop(entry.step.name, None)) is not None:
