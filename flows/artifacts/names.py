@@ -161,7 +161,9 @@ def _suggest_name(store: Store, name: str) -> str:
     """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
     # First the names in the store: a person means one of them more often than a profile.
     others = (("profile", list(PROFILES)), ("stage", STAGE_NAMES))
-    return suggest(name, known_names(store), *others) or start_hint(store)
+    # A run whose record was deleted is still known by its name.
+    known = [each for each in known_names(store) if each != name]
+    return suggest(name, known, *others) or start_hint(store)
 
 
 def check_stage(stage: str) -> str:

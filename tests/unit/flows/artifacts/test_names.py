@@ -177,6 +177,8 @@ def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store, 
     put_run(store, "best-20260101t000000z-0a1b", name="best")
     put_run(store, "mine-20260101t000000z-0a1b", name="mine")
     refuses("xyz", "tiny", "bset", ask=open_run)
+    store.delete("runs/mine-20260101t000000z-0a1b.json")
+    refuses("mine", ask=open_run)
 
 
 # Models.
