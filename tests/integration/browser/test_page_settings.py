@@ -83,6 +83,7 @@ def test_the_dialog_changes_the_same_settings(page: Page, server: ScriptedServer
     assert server.asked[0] | {"temperature": 1.5, "seed": 9, "max_tokens": 256} == server.asked[0]
     page.get_by_role("button", name="Settings").click()
     dialog.get_by_role("button", name="Reset").click()
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()  # the dialog has closed
     ask(page, "again")
     assert server.asked[1]["temperature"] == 0.8
     assert "seed" not in server.asked[1]
