@@ -91,8 +91,8 @@ class Damages:
 
     def summary(self) -> str:
         """Return how often each outcome was, in a line."""
-        each = ", ".join(f"{count:,} times {kind}" for kind, count in self.outcomes.most_common())
-        return f"{self.outcomes.total():,} damages: {each}; {len(self.faults)} faults"
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.outcomes.most_common())
+        return f"{self.outcomes.total():,} damages: {counts}; {len(self.faults)} faults"
 
     def _make(self, stage: str, run: str) -> Manifest:
         """Publish an artifact of a run."""
