@@ -1,7 +1,7 @@
 """How fast answers come, beside nanochat's Engine on the same weights and prompts.
 
     NANOCHAT_DIR=/path/to/nanochat python bench/infer.py [--depths 4 12] [--batch-sizes 1 8 32]
-        [--prompts 64 512] [--sides native:fp32 native:bf16 native:int8 torch:fp32 torch:bf16]
+        [--prompts 64 512] [--sides native:fp32 native:bf16 amx:bf16 native:int8 amx:int8 ...]
         [--rounds 3] [--tokens 32] [--threads 1] [--at-least RATIO]
     NANOCHAT_DIR=/path/to/nanochat python bench/infer.py --device cuda [--sides graphs:bf16]
 
@@ -43,7 +43,10 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
 
 SIDES = {
-    "cpu": ("native:fp32", "native:bf16", "native:int8", "torch:fp32", "torch:bf16"),
+    "cpu": (
+        *("native:fp32", "native:bf16", "native:int8", "amx:bf16", "amx:int8"),
+        *("torch:fp32", "torch:bf16"),
+    ),
     "cuda": ("graphs:bf16", "triton:bf16", "torch:bf16"),
 }
 RUNNERS = {name: name for name in ("native", "amx", "torch", "triton")} | {"graphs": "cuda graphs"}

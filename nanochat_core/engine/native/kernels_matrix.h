@@ -127,13 +127,14 @@ static inline Floats scaled(const Matrix& m, const Activations& a, int row, int 
 
 constexpr int TILE = 16;  // rows of a register of AMX, and its words in a row
 
-// Registers 0..3: sums of two blocks of rows and two panels; 4 and 5: rows; 6 and 7: panels.
+// Registers 0..3: sums of two blocks of rows and two panels, or of one block and four panels; 4 and
+// 5: rows; 6 and 7: panels. Four sums, since a product takes as long as three others to its sum.
 static inline void set_tiles(int rows) {
   TileShapes shapes;
   for (int i = 0; i < 8; ++i) {
-    const int block = i < 4 ? i / 2 : i - 4;
-    shapes.rows[i] = i >= 6 ? TILE : std::clamp(rows - block * TILE, 0, TILE);
-    shapes.row_bytes[i] = shapes.rows[i] ? 64 : 0;
+    const int block = rows <= TILE ? 0 : i < 4 ? i / 2 : i - 4;
+    shapes.rows[i] = i >= 6 ? TILE : std::min(rows - block * TILE, TILE);
+    shapes.row_bytes[i] = 64;
   }
   set_tile_shapes(shapes);
 }
@@ -144,32 +145,41 @@ static inline void tile_products() {
   else tile_int8_products<SUM, A, B>();
 }
 
-// sums[r][c]: R blocks of rows by C panels.
+// Adds the products of the rows in register 4, and of those in 5 if R is 2, with panel C at `w`;
+// what stands `ahead` words further will be read soon, unless that is 0.
+template <class Form, int R, int C>
+static inline void tile_panel(const int32_t* w, size_t ahead) {
+  constexpr int B = 6 + C % 2;
+  if (ahead)
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; ++i)
+      _mm_prefetch(reinterpret_cast<const char*>(w + ahead + i * TILE), _MM_HINT_T1);
+  tile_load<B>(w, TILE * 4);
+  tile_products<Form, C, 4, B>();
+  if constexpr (R > 1) tile_products<Form, 2 + C, 5, B>();
+}
+
+// sums[r * C + c]: R blocks of rows by C panels, R * C at most 4.
 template <class Form, int R, int C>
 static void tile_block(const int32_t* a, size_t lda, const int32_t* w, size_t panel_words,
-                       int steps, int32_t (*sums)[2][TILE][TILE]) {
+                       int steps, size_t ahead, int32_t (*sums)[TILE][TILE]) {
   tile_zero<0>();
-  if constexpr (C > 1) tile_zero<1>();
-  if constexpr (R > 1) tile_zero<2>();
-  if constexpr (R > 1 && C > 1) tile_zero<3>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
   for (int k = 0; k < steps; k += TILE) {
+    const int32_t* wk = w + k * TILE;
     tile_load<4>(a + k, lda * 4);
-    tile_load<6>(w + k * TILE, TILE * 4);
-    tile_products<Form, 0, 4, 6>();
-    if constexpr (C > 1) {
-      tile_load<7>(w + panel_words + k * TILE, TILE * 4);
-      tile_products<Form, 1, 4, 7>();
-    }
-    if constexpr (R > 1) {
-      tile_load<5>(a + TILE * lda + k, lda * 4);
-      tile_products<Form, 2, 5, 6>();
-      if constexpr (C > 1) tile_products<Form, 3, 5, 7>();
-    }
+    if constexpr (R > 1) tile_load<5>(a + TILE * lda + k, lda * 4);
+    tile_panel<Form, R, 0>(wk, ahead);
+    if constexpr (C > 1) tile_panel<Form, R, 1>(wk + panel_words, ahead);
+    if constexpr (C > 2) tile_panel<Form, R, 2>(wk + 2 * panel_words, ahead);
+    if constexpr (C > 3) tile_panel<Form, R, 3>(wk + 3 * panel_words, ahead);
   }
-  tile_store<0>(sums[0][0], TILE * 4);
-  if constexpr (C > 1) tile_store<1>(sums[0][1], TILE * 4);
-  if constexpr (R > 1) tile_store<2>(sums[1][0], TILE * 4);
-  if constexpr (R > 1 && C > 1) tile_store<3>(sums[1][1], TILE * 4);
+  tile_store<0>(sums[0], TILE * 4);
+  if constexpr (C > 1) tile_store<1>(sums[1], TILE * 4);
+  if constexpr (R > 1 || C > 2) tile_store<2>(sums[2], TILE * 4);
+  if constexpr (R > 1 || C > 3) tile_store<3>(sums[3], TILE * 4);
 }
 
 // A matrix in bf16 whose inputs fill registers takes tiles for whatever rows, another never: a
@@ -183,25 +193,29 @@ template <class Form, class Take>
 static void multiply_tiles(const Matrix& m, const Activations& a, int first_row, int num_rows,
                            int first_panel, int num_panels, Take take) {
   using Block = void (*)(const int32_t*, size_t, const int32_t*, size_t, int,
-                         int32_t (*)[2][TILE][TILE]);
-  constexpr Block BLOCKS[2][2] = {{tile_block<Form, 1, 1>, tile_block<Form, 1, 2>},
-                                  {tile_block<Form, 2, 1>, tile_block<Form, 2, 2>}};
+                         size_t, int32_t (*)[TILE][TILE]);
+  constexpr Block ONE[4] = {tile_block<Form, 1, 1>, tile_block<Form, 1, 2>, tile_block<Form, 1, 3>,
+                            tile_block<Form, 1, 4>},
+                  TWO[2] = {tile_block<Form, 2, 1>, tile_block<Form, 2, 2>};
   const size_t panel_words = static_cast<size_t>(m.steps) * TILE;
-  alignas(64) int32_t sums[2][2][TILE][TILE];
+  alignas(64) int32_t sums[4][TILE][TILE];
   int shaped = 0;
-  // Two panels stay in the cache while all rows pass.
-  for (int p = first_panel; p < first_panel + num_panels; p += 2) {
-    const int width = std::min(2, first_panel + num_panels - p);
+  // The panels stay in the cache while all rows pass.
+  const int most = num_rows > TILE ? 2 : 4;
+  const size_t group = most * panel_words, ahead = group <= NEAR ? group : 512;
+  for (int p = first_panel; p < first_panel + num_panels; p += most) {
+    const int width = std::min(most, first_panel + num_panels - p);
     for (int done = 0; done < num_rows; done += 2 * TILE) {
       const int row = first_row + done, rows = std::min(2 * TILE, num_rows - done);
+      const int stride = rows > TILE ? 2 : width;
       if (rows != shaped) set_tiles(shaped = rows);
-      BLOCKS[rows > TILE][width - 1](a.data + row * a.lda, a.lda, m.data + p * panel_words,
-                                     panel_words, m.steps, sums);
+      (rows > TILE ? TWO : ONE)[width - 1](a.data + row * a.lda, a.lda, m.data + p * panel_words,
+                                           panel_words, m.steps, done ? 0 : ahead, sums);
       for (int r = 0; r < rows; ++r)
         for (int c = 0; c < width; ++c)
           take(row + r, p + c,
                scaled<Form>(m, a, row + r, (p + c) * 16,
-                            load_ints(sums[r / TILE][c][r % TILE])));
+                            load_ints(sums[r / TILE * stride + c][r % TILE])));
     }
   }
   release_tiles();

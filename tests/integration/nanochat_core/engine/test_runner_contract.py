@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from nanochat_core.engine.native.build import AMX
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key, sample
 from nanochat_core.eras import ERAS, HEAD
+from nanochat_core.runtime.hardware.cpp_library import processor_flags
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,
@@ -26,6 +28,7 @@ from tests.support.nanochat_core.engine.native_models import (
 from tests.support.nanochat_core.engine.torch_slots import VarlenRunner, matrices_of
 from tests.support.nanochat_core.random_gpt import capacity_of
 
+needs_amx = pytest.mark.skipif(not processor_flags() >= AMX, reason="the processor has no AMX")
 SLOTS = 5  # the last one has its pages in order, the others in any
 
 
@@ -75,7 +78,8 @@ def torchs(make, dtype=torch.float32, error=1e-5):
 def native(precision, error, threads, tiles="none"):
     make = partial(NativeRunner, precision=precision, num_threads=threads, tiles=tiles)
     name = f"native {precision}, tiles {tiles}"
-    return pytest.param(Kind(make, error, 0, 16), id=name, marks=needs_kernels)
+    marks = [needs_kernels, *([needs_amx] if tiles == "amx" else [])]
+    return pytest.param(Kind(make, error, 0, 16), id=name, marks=marks)
 
 
 KINDS = [
@@ -87,6 +91,8 @@ KINDS = [
     native("int8", 0.06, 3),
     native("bf16", 0.02, 2, "emulated"),
     native("int8", 0.06, 3, "emulated"),
+    native("bf16", 0.02, 2, "amx"),
+    native("int8", 0.06, 3, "amx"),
 ]
 # Its steps round otherwise than its passes: what it samples is not that of the passes' logits.
 BF16 = pytest.param(torchs(TorchRunner, torch.bfloat16, 0.05), id="torch bf16")
@@ -169,6 +175,21 @@ def test_logits_of_pieces_of_any_lengths_are_those_of_the_model(kind, era, shape
             found.append(runner.prefill(pieces))
     exact = [model(torch.tensor([prompt]))[0] for prompt in prompts]
     kind.check(torch.cat(found), torch.stack([exact[slot][end] for slot, end in places]))
+
+
+@needs_amx
+@needs_kernels
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@torch.no_grad()
+def test_a_processor_with_tiles_has_the_bits_of_the_emulation(precision):
+    model, found = make_gpt(SHAPES["d4"]), []
+    for tiles in ("emulated", "amx"):
+        make = partial(NativeRunner, precision=precision, num_threads=2, tiles=tiles)
+        runner = Kind(make, 0, 0, 16).open(model)
+        logits = [read(runner, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
+        found.append((torch.cat(logits), torch.stack(pages_in_use(runner))))
+    for emulated, real in zip(*found, strict=True):
+        assert torch.equal(emulated, real)
 
 
 @every
