@@ -11,6 +11,7 @@ place.
 
 import functools
 import json
+import os
 import runpy
 import sys
 import types
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+CPU_DTYPE = {"fp32": "float32", "bf16": "bfloat16"}  # of a case; on a GPU it takes bf16 by itself
 LOADER = "tokenizing_distributed_data_loader_with_state_bos_bestfit"
 STATE = {"pq_idx": 0, "rg_idx": 0, "epoch": 1}  # the place in the data that it prints
 NUM_BATCHES = 8  # random ones, one after another for ever
@@ -59,6 +61,8 @@ def prepare(case: dict[str, Any]) -> None:
     from bench.train_gate import open_gate
 
     gate = open_gate(case["device"], "peer")
+    if case["device"] == "cpu":
+        os.environ["NANOCHAT_DTYPE"] = CPU_DTYPE[case["precision"]]  # before it is imported
     # A checkout is not a package of ours: nothing can be said of its types.
     import nanochat.common as common  # pyright: ignore[reportMissingImports]
     import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]

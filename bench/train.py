@@ -85,6 +85,7 @@ D4 = Case(name="d4", depth=4, device="cpu", precision="fp32", rows=2, accumulate
 # On a CPU our product compiles nothing, nanochat's script all that it can.
 CASES = {
     "eager": dataclasses.replace(D4, compile=False),
+    "bf16": dataclasses.replace(D4, name="d4 bf16", precision="bf16", compile=False),
     "shipped": dataclasses.replace(D4, compile=False, peer_compile=True),
 }
 
