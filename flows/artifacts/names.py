@@ -9,6 +9,7 @@ tiny         of a tag or of runs: rl@tiny if it exists, else sft@tiny, else midt
 Every name is checked before it becomes part of a key of the store.
 """
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +19,11 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import check_not_revoked, find_revoked
 from flows.artifacts.runs import (
     Run,
-    check_name,
     find_run,
-    find_tag,
     known_names,
     newest_runs,
     runs_called,
-    start_hint,
+    tag_names,
 )
 from flows.artifacts.transfer import Watch, watch_nothing
 from flows.identity.manifest import Manifest
@@ -42,6 +41,19 @@ _DIGITS = re.compile(r"[0-9a-f]{4,64}")
 _MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
 _WHOLE = 64  # digits of a fingerprint
 _SHOWN_CANDIDATES = 5
+# What to do with a word that is of the first kind where the second is wanted.
+_USES = {
+    ("a setting", "profile"): "give it like --set {word}",
+    ("a setting", "stage"): "give it like --set {word}",
+    ("an artifact", "stage"): "its stage is {stage}",
+    ("a stage", "profile"): "the profile comes first: tiny {word}",
+    ("a stage", "run"): "for the artifact of a run: {word}@tiny",
+    ("a stage", "tag"): "for the artifact of a run: {word}@tiny",
+    ("a profile", "run"): "run it: nanochat run {word}{others}",
+    ("a run", "run"): "`nanochat ls {word}` shows what it has made",
+    ("a tag", "run"): "`nanochat ls {word}` shows what it has made",
+    ("a run", "tag"): "give it a tag: nanochat tag NAME {word}",
+}
 
 
 def is_artifact(name: str) -> bool:
@@ -92,7 +104,8 @@ def open_run(store: Store, name: str) -> Run:
         return _builder(store, _by_fingerprint(store, name))
     run = next(runs_called(store, name), None)
     if run is None:
-        raise _no_run(store, name)
+        hint = hint_for(name, "run", store)
+        raise ConfigError(f"there is no run '{name}' in {store.url}", hint=hint)
     return run
 
 
@@ -157,21 +170,10 @@ def check_model(manifest: Manifest, name: str) -> None:
         )
 
 
-def _suggest_name(store: Store, name: str) -> str:
-    """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
-    # First the names in the store: a person means one of them more often than a profile.
-    others = (("profile", list(PROFILES)), ("stage", STAGE_NAMES))
-    # A run whose record was deleted is still known by its name.
-    known = [each for each in known_names(store) if each != name]
-    return suggest(name, known, *others) or start_hint(store)
-
-
 def check_stage(stage: str) -> str:
     """Return `stage` if a stage is called so. Raises ConfigError."""
-    check_kind(stage, "stage")
     if stage not in STAGE_NAMES:
-        hint = suggest(stage, STAGE_NAMES, ("profile", list(PROFILES)))
-        raise ConfigError(f"there is no stage '{stage}'", hint=hint)
+        raise ConfigError(f"there is no stage '{stage}'", hint=hint_for(stage, "stage"))
     return stage
 
 
@@ -190,55 +192,37 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
         return "a setting"
     if store is None:
         return None
-    try:
-        check_name(word)
-        is_tag = find_tag(store, word) is not None
-    except ConfigError:
-        return None
-    except ArtifactError:  # damaged, but a tag
-        is_tag = True
-    if is_tag:
+    if word in tag_names(store):  # also if its record is damaged
         return "a tag"
-    return "a run" if find_run(store, word) or next(newest_runs(store, word), None) else None
+    with contextlib.suppress(ConfigError):  # it cannot be a name
+        if next(runs_called(store, word), None):
+            return "a run"
+    return None
 
 
-def check_kind(word: str, wanted: str, store: Store | None = None) -> None:
-    """Raise ConfigError if `word` is a name, but of something else than is `wanted`.
+def hint_for(word: str, wanted: str, store: Store | None = None) -> str:
+    """Return a hint for a word that names no `wanted`: what it names instead, else a near name.
 
-    Without a store, tags and runs are not looked up.
+    `wanted` is a profile, stage, run or tag. Without a store, tags and runs are not looked up.
     """
+    names = {"tag": [], "run": [], "profile": [*PROFILES], "stage": STAGE_NAMES}
+    if store is not None:
+        # A run whose record was deleted is still known by its name.
+        runs = [name for name in known_names(store) if name != word]
+        names |= {"tag": tag_names(store), "run": runs}
+    known = names.pop(wanted)
     kind = kind_of(word, store)
-    if kind in (None, f"a {wanted}") or (kind == "an artifact" and wanted != "stage"):
-        return
-    hint = f"one of: {', '.join(STAGE_NAMES if wanted == 'stage' else PROFILES)}"
-    if wanted == "tag":
-        hint = f"make the tag: nanochat tag {word} RUN"
-    if kind == "a setting":
-        hint = f"a setting is given like --set {word}"
-    elif kind == "an artifact":
-        hint = f"its stage is {word.replace('/', '@').partition('@')[0]}"
-    elif kind == "a run":
-        hint = f"give it a tag: nanochat tag NAME {word}"
-    elif kind == "a stage":
-        profile = f"the profile comes first: tiny {word}"
-        hint = profile if wanted == "profile" else f"for the artifact of a run: {word}@tiny"
-    raise ConfigError(f"'{word}' is {kind}, not a {wanted}", hint=hint)
-
-
-def _no_run(store: Store, name: str) -> ConfigError:
-    if name not in PROFILES:
-        check_kind(name, "run")
-        return ConfigError(
-            f"there is no run '{name}' in {store.url}", hint=_suggest_name(store, name)
-        )
-    return ConfigError(f"{name} was never run in {store.url}", hint=_start(store, name))
-
-
-def _start(store: Store, profile: str) -> str:
-    """Return a hint: how to run a profile that never ran, and what its experiments are called."""
-    experiments = [name for name in known_names(store) if name.startswith(f"{profile}-")]
-    others = f"; with other settings it was run as {listed(experiments, _SHOWN_CANDIDATES)}"
-    return start_hint(store, profile) + (others if experiments else "")
+    if use := _USES.get((kind or "", wanted)):
+        experiments = [name for name in known if name.startswith(f"{word}-")]
+        others = f"; with other settings it was run as {listed(experiments, _SHOWN_CANDIDATES)}"
+        stage = re.split("[@/]", word)[0]
+        hint = use.format(word=word, stage=stage, others=others if experiments else "")
+    else:
+        first = f"make it: nanochat tag {word} RUN"
+        if wanted != "tag":
+            first = "nothing was run yet: nanochat run tiny"
+        hint = suggest(word, known, *(() if kind else names.items())) or first
+    return f"{word} is {kind}; {hint}" if kind else hint
 
 
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
@@ -252,22 +236,11 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     check_stage(stage)
     if not name:
         raise ConfigError(f"'{reference}' names no run", hint=f"for example {stage}@tiny")
-    there_are_runs = False
     for run in runs_called(store, name):
-        there_are_runs = True
         if ref := run.find_ref(stage):
             return run, _open_of(store, run, ref)
-    hint = _hint_without(store, name, there_are_runs=there_are_runs)
+    hint = hint_for(name, "run", store)
     raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
-
-
-def _hint_without(store: Store, name: str, *, there_are_runs: bool) -> str:
-    """Return a hint where no run called `name` has the artifact that is asked for."""
-    if name in PROFILES:
-        return f"make one: {_start(store, name)}"
-    if there_are_runs:
-        return f"`nanochat ls {name}` shows what it has made"
-    return _suggest_name(store, name)
 
 
 def _open_of(store: Store, run: Run, ref: ArtifactRef) -> Manifest:
@@ -336,9 +309,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
     """Return the furthest trained chat model that `name` stands for, the newest of several."""
     best: Manifest | None = None
     better = _BEST_FIRST
-    there_are_runs = False
     for run in runs_called(store, name):
-        there_are_runs = True
         for rank, stage in enumerate(better):
             if ref := run.find_ref(stage):
                 # Only a model of a later stage replaces it: the runs come newest first.
@@ -348,8 +319,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
             break
     if best is not None:
         return best
-    hint = _hint_without(store, name, there_are_runs=there_are_runs)
-    if name in PROFILES or there_are_runs:
-        raise ArtifactError(f"{name} has no chat model in {store.url}", hint=hint)
-    check_kind(name, "model")
-    raise ConfigError(f"there is no profile, run or model '{name}'", hint=hint)
+    if name not in PROFILES:
+        open_run(store, name)  # raises if nothing is called so
+    hint = hint_for(name, "run", store)
+    raise ArtifactError(f"{name} has no chat model in {store.url}", hint=hint)

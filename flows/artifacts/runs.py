@@ -193,10 +193,9 @@ def latest_runs(store: Store, count: int | None, *, unread: list[str]) -> list[R
     return list(_read_runs(partial(find_whole_run, store, unread=unread), [], ids[:count]))
 
 
-def start_hint(store: Store, profile: str | None = None) -> str:
-    """Return a hint: how to run a profile, or any, in a store that may have no run."""
-    command = f"nanochat run {profile or 'tiny'}"
-    return command if profile or listed_runs(store) else f"nothing was run yet: {command}"
+def start_hint(store: Store) -> str:
+    """Return a hint: how to run a profile, in a store that may have no run."""
+    return f"{'' if listed_runs(store) else 'nothing was run yet: '}nanochat run tiny"
 
 
 def known_names(store: Store) -> list[str]:

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts.names import STAGE_NAMES, check_kind, kind_of, open_newest_run
-from flows.artifacts.runs import Run, known_names
+from flows.artifacts.names import hint_for, kind_of, open_newest_run
+from flows.artifacts.runs import Run
 from flows.cli.options import PlacementOptions, RunOptions, StoreOptions, argv_of
 from flows.cli.output import print_warning
 from flows.overrides import name_of, part_name
 from flows.plan.planned import Planned, plan_run
 from flows.profiles import PROFILES, is_profile_file
 from flows.run_request import RunRequest, absolute_text, shared
-from infra.near import suggest
 from nanochat_core.errors import ConfigError, NanochatError
 
 
@@ -33,7 +32,6 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     if profile in PROFILES:
         return request
     if not is_profile_file(profile):
-        check_kind(profile, "profile")
         raise _unknown_profile(profile, where)
     # Imported here: most commands are given the name of a profile.
     from flows.profile_file import read_profile_file
@@ -102,16 +100,12 @@ def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunReques
 
 def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
     """Return the error for a word that names no profile, with the settings of a run called so."""
-    runs: list[str] = []
+    hint = hint_for(word, "profile")
     with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
         store = where.open_store()
-        if kind := kind_of(word, store):
+        hint = hint_for(word, "profile", store)
+        if (kind := kind_of(word, store)) in ("an artifact", "a run", "a tag"):
             run = open_newest_run(store, word)
             recipe = shlex.join([run.profile, *argv_of(request_of_run(run))])
-            return ConfigError(
-                f"'{word}' is {kind}, not a profile",
-                hint=f"give its profile and settings: {recipe}",
-            )
-        runs = known_names(store)
-    hint = suggest(word, [*PROFILES], ("run", runs), ("stage", STAGE_NAMES))
+            hint = f"{word} is {kind}; give its profile and settings: {recipe}"
     return ConfigError(f"there is no profile '{word}'", hint=hint)

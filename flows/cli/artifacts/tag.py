@@ -7,14 +7,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.listing import Tagged, list_tags
-from flows.artifacts.names import check_kind, kind_of, open_run
+from flows.artifacts.names import hint_for, kind_of, open_run
 from flows.artifacts.pins import reserve
-from flows.artifacts.runs import check_name, find_run, find_tag, known_names, point, remove_tag
+from flows.artifacts.runs import check_name, find_run, find_tag, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import age, print_note, print_result
 from flows.render.table import Table, texts
 from flows.stages import STAGES
-from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -92,7 +91,7 @@ def _delete(store: Store, name: str) -> tuple[Any, list[str]]:
     try:
         old = find_tag(store, name)
         if old is None:
-            raise _unknown(store, name, list_tags(store))
+            raise _unknown(store, name)
     except ArtifactError:  # a damaged tag can be removed too
         old = None
     remove_tag(store, name)
@@ -106,7 +105,7 @@ def _list(store: Store, name: str | None) -> tuple[Any, Sequence[str | Table]]:
         check_name(name)
         chosen = [tagged for tagged in tags if tagged.name == name]
         if not chosen:
-            raise _unknown(store, name, tags)
+            raise _unknown(store, name)
         tags = chosen
     table = Table(columns=_COLUMNS, rows=[*map(_row, tags)])
     lines = [table if tags else "no tags yet: nanochat tag main RUN"]
@@ -131,10 +130,6 @@ def _to_tree(tagged: Tagged) -> dict[str, Any]:
     }
 
 
-def _unknown(store: Store, name: str, tags: Sequence[Tagged]) -> ConfigError:
-    check_kind(name, "tag", store)
-    names = [tagged.name for tagged in tags]
-    hint = suggest(name, names, ("run", known_names(store)))
-    return ConfigError(
-        f"there is no tag {name} in {store.url}", hint=hint or f"make it: nanochat tag {name} RUN"
-    )
+def _unknown(store: Store, name: str) -> ConfigError:
+    hint = hint_for(name, "tag", store)
+    return ConfigError(f"there is no tag {name} in {store.url}", hint=hint)

@@ -103,7 +103,7 @@ def test_a_name_means_the_run_that_the_table_says(store, case):
         if expected:
             assert ask(store, "tiny").run == make(expected).run
         else:
-            with pytest.raises(NanochatError, match="tiny was never run in"):
+            with pytest.raises(NanochatError, match="there is no run 'tiny'"):
                 ask(store, "tiny")
     if artifact:
         assert open_artifact(store, "sft@tiny") == make_sft(artifact)
