@@ -4,19 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts.names import open_model
+from flows.artifacts.names import find_directory, open_model
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_note, print_warning, show_bytes
 from flows.interop import import_model as interop
 from infra.storage.base import Store
 from nanochat_core.interop.hub_files import is_on_hub
-
-_DIRECTORIES = ("./", "../", "/", "~")
-
-
-def is_in_store(model: str) -> bool:
-    """Return whether a model is named by its run, and not by an address or a directory."""
-    return not (is_on_hub(model) or model.startswith(_DIRECTORIES))
 
 
 def name_in_store(
@@ -25,13 +18,13 @@ def name_in_store(
     """Return the name by which the store has `model`; one on the Hub is imported first.
 
     With `is_foreign`, for an evaluation, so are a model that only transformers can run and one in a
-    directory, ./gpt2 say.
+    directory.
     """
     watch = partial(show_bytes, what=model)
     options: dict[str, Any] = {"home": where.open_home(), "log": print_note, "watch": watch}
-    if not (is_foreign and model.startswith(_DIRECTORIES)):
+    path = find_directory(model) if is_foreign and not is_on_hub(model) else None
+    if path is None:
         return interop.name_in_store(store, model, is_foreign=is_foreign, **options)
-    path = Path(model).expanduser().absolute()
     name = f"local-{interop.NOT_IN_NAMES.sub('-', path.name)}"
     done = interop.import_model(store, path, name=name, is_foreign=True, **options)
     return f"{done.manifest.stage}@{name}"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 
-from flows.cli.models import is_in_store, name_in_store
+from flows.artifacts.names import find_directory
+from flows.cli.models import name_in_store
 from flows.cli.options import (
     CHANGES,
     AsJson,
@@ -28,6 +29,7 @@ from flows.render.text import duration
 from flows.run_request import RunRequest, shared
 from infra.placement import NO_POOL
 from nanochat_core.errors import ConfigError
+from nanochat_core.interop.hub_files import is_on_hub
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.registry import Wanted
@@ -81,7 +83,7 @@ def evals(
     # Settings that cannot be are refused before a model of gigabytes is imported.
     if options.profile is not None:
         open_settings(RunRequest(**shared(RunRequest, options)))
-    elif not is_in_store(model):
+    elif is_on_hub(model) or find_directory(model):
         raise ConfigError(
             f"{model} is of no run, so it has no settings of an evaluation",
             hint="use the evaluation of a profile: --profile d12",

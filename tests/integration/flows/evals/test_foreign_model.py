@@ -57,11 +57,11 @@ def test_it_is_evaluated_once_and_compared(
         name = f"pretrain@local-{model.name}"
         assert f"{name}: core " in terminal.hears("evals", str(model), *words)
         assert open_artifact(store, name).architecture == "gpt2"
-    assert " cached, in " in terminal.hears("evals", str(gpt2), *words)
+    monkeypatch.chdir(gpt2.parents[1])
+    assert " cached, in " in terminal.hears("evals", f"{gpt2.parent.name}/gpt2", *words)
     evaluation = open_artifact(store, "base_eval@eval-local-gpt2")
-    assert evaluation.inputs["pretrain"].fingerprint == (
-        open_artifact(store, "pretrain@local-gpt2").fingerprint
-    )
+    model = open_artifact(store, "pretrain@local-gpt2")
+    assert evaluation.inputs["pretrain"].fingerprint == model.fingerprint
     compared = terminal.read("compare", "eval-local-gpt2", "eval-local-other")
     stages = {stage["stage"]: stage for stage in compared["stages"]}
     [score] = [s for s in stages["base_eval"]["scores"] if s["metric"] == "core"]
