@@ -86,11 +86,9 @@ def open_artifact(store: Store, name: str) -> Manifest:
 
     Raises ArtifactError or ConfigError, with the names that exist, or the record that is damaged.
     """
-    if "@" in name:
-        return _made_by(store, name)[1]
-    if "/" in name:
+    if "/" in name and "@" not in name:
         return _by_fingerprint(store, name)
-    return _newest_chat_model(store, name)
+    return _made_by(store, name)[1]
 
 
 def open_run(store: Store, name: str) -> Run:
@@ -186,7 +184,7 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
         return "a profile"
     if word in STAGE_NAMES:
         return "a stage"
-    if (parts := re.split("[@/]", word, maxsplit=1))[0] in STAGE_NAMES and len(parts) > 1:
+    if is_artifact(word) and re.split("[@/]", word)[0] in STAGE_NAMES:
         return "an artifact"
     if word.partition("=")[0].strip() in setting_types() and "=" in word:
         return "a setting"
@@ -226,21 +224,32 @@ def hint_for(word: str, wanted: str, store: Store | None = None) -> str:
 
 
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
-    """Return the artifact STAGE@NAME, and the latest run called NAME that has it."""
-    stage, _, name = reference.partition("@")
-    if name in STAGE_NAMES and stage not in STAGE_NAMES:
+    """Return the artifact STAGE@NAME and the latest run called NAME that has it.
+
+    For NAME alone it is the furthest trained chat model of these runs.
+    """
+    stage, at, name = reference.rpartition("@")  # "", "" and NAME if there is none
+    if at and name in STAGE_NAMES and stage not in STAGE_NAMES:
         raise ConfigError(
             f"'{reference}' does not name an artifact: the stage comes first",
             hint=f"did you mean '{name}@{stage}'?",
         )
-    check_stage(stage)
-    if not name:
+    better = [check_stage(stage)] if at else _BEST_FIRST
+    if at and not name:
         raise ConfigError(f"'{reference}' names no run", hint=f"for example {stage}@tiny")
+    best: tuple[Run, ArtifactRef] | None = None
     for run in runs_called(store, name):
-        if ref := run.find_ref(stage):
-            return run, _open_of(store, run, ref)
-    hint = hint_for(name, "run", store)
-    raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
+        # Only a model of a later stage replaces it: the runs come newest first.
+        if ref := next(filter(None, map(run.find_ref, better)), None):
+            best, better = (run, ref), better[: better.index(ref.stage)]
+        if not better:
+            break
+    if best is not None:
+        return best[0], _open_of(store, *best)
+    if not at and name not in PROFILES:
+        open_run(store, name)  # raises if nothing is called so
+    what = f"there is no {reference}" if at else f"{name} has no chat model"
+    raise ArtifactError(f"{what} in {store.url}", hint=hint_for(name, "run", store))
 
 
 def _open_of(store: Store, run: Run, ref: ArtifactRef) -> Manifest:
@@ -303,23 +312,3 @@ def _builder(store: Store, manifest: Manifest) -> Run:
             hint="name a run instead: `nanochat status` lists them",
         )
     return run
-
-
-def _newest_chat_model(store: Store, name: str) -> Manifest:
-    """Return the furthest trained chat model that `name` stands for, the newest of several."""
-    best: Manifest | None = None
-    better = _BEST_FIRST
-    for run in runs_called(store, name):
-        for rank, stage in enumerate(better):
-            if ref := run.find_ref(stage):
-                # Only a model of a later stage replaces it: the runs come newest first.
-                best, better = _open_of(store, run, ref), better[:rank]
-                break
-        if not better:
-            break
-    if best is not None:
-        return best
-    if name not in PROFILES:
-        open_run(store, name)  # raises if nothing is called so
-    hint = hint_for(name, "run", store)
-    raise ArtifactError(f"{name} has no chat model in {store.url}", hint=hint)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from flows.artifacts.names import check_model, open_run, open_usable
+from flows.artifacts.names import check_model, is_artifact, open_run, open_usable
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
@@ -116,8 +116,7 @@ def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
     # The run that the model is found in: its settings and data evaluate it.
-    is_whole = "@" in model or "/" in model
-    run = open_run(store, model if is_whole else f"{manifest.stage}@{model}")
+    run = open_run(store, model if is_artifact(model) else f"{manifest.stage}@{model}")
     if profile is None and run.profile == IMPORTED:
         raise ConfigError(
             f"{model} was imported, so it has no run with the settings of an evaluation",
