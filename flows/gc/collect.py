@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.pins import SWEEP
 from flows.gc.inventory import take_inventory
-from flows.gc.reach import Records, Rules, Survey, make_survey, read_referrers
+from flows.gc.reach import Records, Rules, Survey, make_survey
 from flows.gc.sweep import Deletion, Sweeper, Watch, clock
 from flows.identity.record_types import find_record
 from flows.identity.records import encode_record, repair_hint
@@ -61,13 +61,10 @@ def plan_collection(
     """
     mark = find_record(records.store, MARK, _Mark, format=FORMAT, what="a mark of gc")
     try:
-        # The referrers before the list: see read_referrers.
-        referrers = read_referrers(records)
+        records.read_referrers()
         inventory = take_inventory(_watched(records, watch))
         now = time.time() if now is None else now
-        return make_survey(
-            inventory, referrers, records, rules, marks=mark.marks if mark else {}, now=now
-        )
+        return make_survey(inventory, records, rules, marks=mark.marks if mark else {}, now=now)
     except ArtifactError as error:
         raise ArtifactError(
             f"garbage cannot be distinguished from what is in use: {error}",

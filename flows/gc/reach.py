@@ -10,7 +10,7 @@ from, waits with it: an artifact never outlives its inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from flows.artifacts.pins import PINS, find_pin
@@ -55,25 +55,6 @@ class Edges:
         return (*self.inputs, *sharing, *self.revocations)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Referrers:
-    """All records that name artifacts, including those that have expired."""
-
-    runs: Mapping[str, Run]  # by id, newest first
-    tagged: frozenset[str]  # ids of runs
-    pins: tuple[tuple[float, tuple[ArtifactRef, ...]], ...]  # when each was written; what it names
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roots:
-    """The artifacts from which reachability is computed."""
-
-    places: frozenset[ArtifactRef]  # artifacts in use; what they were made from is in use too
-    whole: frozenset[ArtifactRef]  # leased or pinned: whatever lies there stays
-    runs: Mapping[str, tuple[ArtifactRef, ...]]  # every run with the artifacts it names
-    kept: frozenset[str]  # ids of the runs whose record stays
-
-
 @dataclass(kw_only=True)
 class Reachable:
     """The artifacts and pieces that can be reached from some artifacts."""
@@ -84,17 +65,27 @@ class Reachable:
     revocations: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
 
 
+@dataclass
 class Records:
-    """A reader of a store's records: in parallel, and each manifest only once."""
+    """The records of a store, read in parallel, and each manifest only once.
 
-    def __init__(
-        self, store: Store, *, threads: int = THREADS, beat: Callable[[], None] = lambda: None
-    ) -> None:
-        self.store = store
-        self.beat = beat  # called again and again: reading takes long in a large store
-        self._threads = threads
-        # Of manifests that were found, which do not change.
-        self.manifests: dict[ArtifactRef, Edges] = {}
+    `read_referrers` is called before the store is listed, `find_roots` with the list.
+    """
+
+    store: Store
+    _: KW_ONLY
+    threads: int = THREADS
+    beat: Callable[[], None] = lambda: None  # called often: reading takes long in a large store
+    # Of manifests that were found, which do not change.
+    manifests: dict[ArtifactRef, Edges] = field(default_factory=dict[ArtifactRef, Edges])
+    # Set by `read_referrers`, expired ones too. No default: without them all would be garbage.
+    runs: dict[str, Run] = field(init=False)  # by id
+    tagged: frozenset[str] = field(init=False)  # ids of runs
+    # When each was written, and what it names.
+    pins: tuple[tuple[float, tuple[ArtifactRef, ...]], ...] = field(init=False)
+    # Set by `find_roots`.
+    kept: frozenset[str] = field(init=False)  # ids of the runs whose record stays
+    whole: frozenset[ArtifactRef] = field(init=False)  # leased or pinned: whatever lies there stays
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
@@ -105,7 +96,7 @@ class Records:
 
     def each(self, function: Callable[[_T], _Result], items: Iterable[_T]) -> Iterator[_Result]:
         """Yield what `function` returns for each item, in order, with a beat after each."""
-        for result in in_parallel(function, items, threads=self._threads):
+        for result in in_parallel(function, items, threads=self.threads):
             self.beat()
             yield result
 
@@ -134,64 +125,55 @@ class Records:
             level = inputs - reached.places
         return reached
 
+    def read_referrers(self) -> None:
+        """Read the runs, tags and pins, and the manifests they lead to.
 
-def read_referrers(records: Records) -> Referrers:
-    """Read the records that name artifacts, and the manifests they lead to.
+        Must be called before the store is listed. Raises ArtifactError, naming the record, if one
+        is damaged.
+        """
+        # The order closes a race. A process removes its pin after it published: a pin that is gone
+        # here belongs to a manifest that the later list has.
+        written = {entry.key: entry.modified for entry in self.store.list(PINS)}
+        pins = self.read(find_pin, written)
+        self.pins = tuple((written[key], pin.refs) for key, pin in pins.items())
+        # Not by names, which runs of an earlier version do not have.
+        listed = [run_of(entry.key) for entry in self.store.list("runs/")]
+        self.tagged = frozenset(self.read(find_tag, tag_names(self.store)).values())
+        self.runs = self.read(find_run, dict.fromkeys([*listed, *sorted(self.tagged)]))
+        # Called for its cache: the manifests are read now, before the list.
+        self.follow({ref for each in (*self.runs.values(), *pins.values()) for ref in each.refs})
 
-    Must be called before the store is listed. Raises ArtifactError, naming the record, if one is
-    damaged.
-    """
-    # The order closes a race. A process removes its pin after it published: a pin that is gone here
-    # belongs to a manifest that the later list has.
-    store = records.store
-    written = {entry.key: entry.modified for entry in store.list(PINS)}
-    pins = records.read(find_pin, written)
-    # Not by names, which runs of an earlier version do not have.
-    listed = [run_of(entry.key) for entry in store.list("runs/")]
-    tagged = frozenset(records.read(find_tag, tag_names(store)).values())
-    runs = records.read(find_run, dict.fromkeys([*listed, *sorted(tagged)]))
-    # Called for its cache: the manifests are read now, before the list.
-    records.follow({place for each in (*runs.values(), *pins.values()) for place in each.refs})
-    found = tuple((written[key], pin.refs) for key, pin in pins.items())
-    return Referrers(runs=runs, tagged=tagged, pins=found)
+    def find_roots(self, inventory: Inventory, rules: Rules, *, now: float) -> set[ArtifactRef]:
+        """Return the artifacts in use; what they were made from is in use too.
 
-
-def find_roots(
-    inventory: Inventory, referrers: Referrers, records: Records, rules: Rules, *, now: float
-) -> Roots:
-    """Return the runs and artifacts in use. Raises ArtifactError if a record is damaged.
-
-    Runs: those written lately, the newest finished one of each name, those that a tag points at and
-    those that hold a lease. Artifacts: those of these runs, those that are leased or pinned, and
-    those just published.
-    """
-    pieces = list(inventory.pieces.values())
-    young = {p.name for p in pieces if now - p.newest <= rules.grace}
-    # An older lease needs no request: it has expired, since the grace is an hour at least.
-    leased = records.read(
-        find_holder,
-        [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young],
-    )
-    pins = [places for written, places in referrers.pins if now - written <= rules.keep]
-    whole = leased.keys() | {place for places in pins for place in places}
-    active = {holder.record.run for holder in leased.values()}
-    active |= {
-        run_of(p.name) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep
-    }
-    later = sorted(active - referrers.runs.keys())  # they began after the others were read
-    runs = [*referrers.runs.values(), *records.read(find_run, later).values()]
-    kept = active | referrers.tagged | _newest_finished(runs)
-    artifacts = {run.run: run.refs for run in runs}
-    # The run that made an artifact may not have recorded it yet.
-    published = {p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young}
-    return Roots(
-        places=frozenset(
-            {*whole, *published, *(a for run in kept & artifacts.keys() for a in artifacts[run])}
-        ),
-        whole=frozenset(whole),
-        runs=artifacts,
-        kept=frozenset(kept),
-    )
+        They are those of the runs in `kept`, those in `whole`, and those just published. A run is
+        kept if it was written lately or holds a lease, if a tag points at it, or if it is the
+        newest finished one of its name. Raises ArtifactError if a record is damaged.
+        """
+        pieces = list(inventory.pieces.values())
+        young = {p.name for p in pieces if now - p.newest <= rules.grace}
+        # An older lease needs no request: it has expired, since the grace is an hour at least.
+        leased = self.read(
+            find_holder,
+            [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young],
+        )
+        pins = [places for written, places in self.pins if now - written <= rules.keep]
+        self.whole = frozenset(leased).union(*pins)
+        active = {holder.record.run for holder in leased.values()}
+        active |= {
+            run_of(p.name)
+            for p in pieces
+            if p.kind == "run record" and now - p.newest <= rules.keep
+        }
+        # Those that began after the others were read.
+        self.runs |= self.read(find_run, sorted(active - self.runs.keys()))
+        self.kept = self.tagged.union(active, _newest_finished(self.runs.values()))
+        used = {ref for run in self.kept & self.runs.keys() for ref in self.runs[run].refs}
+        # The run that made an artifact may not have recorded it yet.
+        published = {
+            p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young
+        }
+        return used | published | self.whole
 
 
 def _newest_finished(runs: Iterable[Run]) -> set[str]:
@@ -231,34 +213,27 @@ class Survey:
 
 
 def make_survey(
-    inventory: Inventory,
-    referrers: Referrers,
-    records: Records,
-    rules: Rules,
-    *,
-    marks: Mapping[str, float],
-    now: float,
+    inventory: Inventory, records: Records, rules: Rules, *, marks: Mapping[str, float], now: float
 ) -> Survey:
     """Separate garbage from what is in use. `marks` are those of the last collection.
 
-    `referrers` must have been read with `records` before the store was listed for the inventory.
+    The referrers in `records` must have been read before the store was listed for the inventory.
     Raises ArtifactError, naming the record, if one is damaged: it might reach anything.
     """
-    roots = find_roots(inventory, referrers, records, rules, now=now)
-    reached = records.follow(roots.places)
+    reached = records.follow(records.find_roots(inventory, rules, now=now))
     pieces = inventory.pieces.values()
     # Artifacts that exist, of fingerprints with checkpoints.
     done = records.edges({p.place for p in pieces if p.kind == "checkpoints" and p.place})
 
     def is_in_use(piece: Piece) -> bool:
         # Leased or pinned: a process works under this fingerprint, so nothing of it is deleted.
-        if piece.place in roots.whole:
+        if piece.place in records.whole:
             return True
         match piece.kind:
             case "run record":
-                return run_of(piece.name) in roots.kept
+                return run_of(piece.name) in records.kept
             case "name":
-                return (run := run_of(piece.name)) in roots.kept and run in roots.runs
+                return (run := run_of(piece.name)) in records.kept and run in records.runs
             case "pin":
                 return now - piece.newest <= rules.keep
             case "checkpoints":  # of an unfinished job, which may be resumed
@@ -278,7 +253,7 @@ def make_survey(
         for name, piece in garbage.items()
     }
     due = {name: piece for name, piece in garbage.items() if now - first[name] >= rules.grace}
-    kept = _reached_by_waiting(garbage, due, roots, records)
+    kept = _reached_by_waiting(garbage, due, records)
     deletable = {name: piece for name, piece in due.items() if not _is_reached(piece, kept)}
     places = [p.place for p in deletable.values() if p.kind == "artifact" and p.place]
     return Survey(
@@ -293,7 +268,7 @@ def make_survey(
 
 
 def _reached_by_waiting(
-    garbage: Mapping[str, Piece], due: Mapping[str, Piece], roots: Roots, records: Records
+    garbage: Mapping[str, Piece], due: Mapping[str, Piece], records: Records
 ) -> Reachable:
     """Return what garbage that has to wait reaches."""
     waiting = [piece for name, piece in garbage.items() if name not in due]
@@ -301,7 +276,8 @@ def _reached_by_waiting(
     for piece in waiting:
         # A run's record that stays for now must not name artifacts that are gone.
         if piece.kind == "run record":
-            places.update(roots.runs.get(run_of(piece.name), ()))
+            run = records.runs.get(run_of(piece.name))
+            places.update(run.refs if run else ())
     return records.follow(places)
 
 
