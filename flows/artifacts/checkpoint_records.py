@@ -6,10 +6,12 @@ flows/artifacts/checkpoints.py uploads and fetches the checkpoints.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from flows.identity.manifest import File
 from flows.identity.record_types import Count, find_record
+from flows.identity.records import unless_damaged
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -65,13 +67,9 @@ def open_whole(
     Those with a damaged record are logged and skipped. Raises StoreError.
     """
     for found_step, place in committed(store, root):
-        if step in (None, found_step):
-            try:
-                found = open_record(store, place)
-            except ArtifactError as error:
-                log(str(error))
-            else:
-                yield found
+        read = partial(open_record, store, place)
+        if step in (None, found_step) and (found := unless_damaged(read, log)):
+            yield found
 
 
 def open_record(store: Store, place: str) -> StoredCheckpoint:

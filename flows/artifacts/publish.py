@@ -24,7 +24,7 @@ from flows.artifacts.pins import pin
 from flows.artifacts.transfer import files_below, transfer_each
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
-from flows.identity.records import repair_hint
+from flows.identity.records import repair_hint, unless_damaged
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef, short, stamp
 from infra.storage.base import ObjectNotFound, OnBytes, Retry, Store, call_once, ignore_bytes
@@ -189,10 +189,7 @@ def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
 
 def find_whole(store: Store, ref: ArtifactRef) -> Manifest | None:
     """Return an artifact. None also means that its manifest is damaged."""
-    try:
-        return find_manifest(store, ref)
-    except ArtifactError:
-        return None
+    return unless_damaged(lambda: find_manifest(store, ref))
 
 
 def _files_of(stage: str, output: Path) -> list[Path]:

@@ -9,7 +9,6 @@ name stands for a tag, else for the run with this id, else for the finished runs
 for its unfinished ones, newest first.
 """
 
-import contextlib
 import datetime
 import re
 import threading
@@ -22,7 +21,7 @@ from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from flows.identity.record_types import Digest, Name, Time, find_record
-from flows.identity.records import encode_record, repair_hint, shorten
+from flows.identity.records import encode_record, repair_hint, shorten, unless_damaged
 from flows.identity.ref import ArtifactRef, stamp
 from flows.run_request import shared
 from infra.parallel import in_parallel
@@ -190,7 +189,11 @@ def latest_runs(store: Store, count: int | None, *, unread: list[str]) -> list[R
     to `unread`.
     """
     ids = list(dict.fromkeys(run for _, run in listed_runs(store)))
-    return list(_read_runs(partial(find_whole_run, store, unread=unread), [], ids[:count]))
+
+    def read(run: str) -> Run | None:
+        return unless_damaged(lambda: find_run(store, run), unread.append)
+
+    return list(_read_runs(read, [], ids[:count]))
 
 
 def start_hint(store: Store) -> str:
@@ -230,9 +233,8 @@ def point(store: Store, name: str, run: str) -> str | None:
     Of several processes that do so at once the last wins. A damaged record is replaced too, as if
     there had been none.
     """
-    key, old = f"refs/{check_name(name)}.json", None
-    with contextlib.suppress(ArtifactError):
-        old = find_tag(store, name)
+    key = f"refs/{check_name(name)}.json"
+    old = unless_damaged(lambda: find_tag(store, name))
     store.put(key, encode_record({"tag": name, "run": run}, format=TAG_FORMAT))
     return old
 
@@ -252,14 +254,9 @@ def _open_tagged(store: Store, name: str, run: str) -> Run:
     return found
 
 
-def find_whole_run(store: Store, run: str, unread: list[str] | None = None) -> Run | None:
-    """Return the record of a run by its id. None also means a damaged one, added to `unread`."""
-    try:
-        return find_run(store, run)
-    except ArtifactError as error:
-        if unread is not None:
-            unread.append(str(error))
-        return None
+def find_whole_run(store: Store, run: str) -> Run | None:
+    """Return the record of a run by its id. None also means that it is damaged."""
+    return unless_damaged(lambda: find_run(store, run))
 
 
 class RunRecord:

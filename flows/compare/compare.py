@@ -11,9 +11,9 @@ from functools import partial
 
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
+from flows.identity.records import unless_damaged
 from flows.render.paired import NONE, Delta, Pairs, Score, delta_of, pair, scores_in
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError
 
 _LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
 
@@ -33,11 +33,8 @@ def delta_between(store: Store, old: Manifest, new: Manifest, metric: str) -> De
     # An evaluation compared with itself differs by 0 exactly, without any interval.
     if old.fingerprint == new.fingerprint:
         return Delta(value=0.0)
-    try:
-        [pairs] = pairs_of(store, [old, new])
-    except ArtifactError:
-        # The scores are still valid; unpaired, their difference gets the wider interval.
-        pairs = NONE
+    # Damaged pairs leave the scores valid; unpaired, their difference gets the wider interval.
+    [pairs] = unless_damaged(lambda: pairs_of(store, [old, new])) or [NONE]
     before, after = (scores_of(manifest)[metric] for manifest in (old, new))
     return delta_of(before, after, pairs.differences.get(metric))
 

@@ -19,7 +19,7 @@ from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, direction, scores_of
 from flows.evals.suite import EvalRequest
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef, short
+from flows.identity.ref import short
 from flows.render.paired import Delta, Score
 from flows.render.text import listed, number
 from flows.stages import EVALUATORS
@@ -92,12 +92,8 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
     Evaluations with a damaged manifest are left out. The name is a run's, not a tag's: see
     `flows.evals.suite.history_name`.
     """
-
     # Nightly runs of an unchanged model share one artifact: one request for all of them.
-    @functools.cache
-    def find(ref: ArtifactRef) -> Manifest | None:
-        return find_whole(store, ref)
-
+    find = functools.cache(functools.partial(find_whole, store))
     return [
         Evaluation(run=run, manifest=manifest)
         for run in islice(newest_runs(store, name), _HISTORY)

@@ -5,12 +5,13 @@ and a record, unlike a file of an artifact, is covered by no manifest: so it car
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from flows.identity.fingerprint import fingerprint_of
 from nanochat_core.errors import ArtifactError
 
+_T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
 _LARGEST = 1e300
 _MAX_SHOWN = 40  # characters of a value in an error
@@ -61,6 +62,17 @@ def decode_record(data: bytes, *, format: int, where: str) -> dict[str, Any]:
         raise _damaged(where, "its checksum does not fit")
     del fields["format"]
     return fields
+
+
+def unless_damaged(
+    read: Callable[[], _T], note: Callable[[str], object] = lambda problem: None
+) -> _T | None:
+    """Return what `read` returns, or None for a damaged record: then `note` is called with why."""
+    try:
+        return read()
+    except ArtifactError as error:
+        note(str(error))
+        return None
 
 
 def shorten(value: object) -> str:

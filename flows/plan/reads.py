@@ -9,7 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -21,6 +21,7 @@ from flows.artifacts.runs import Run, find_whole_run, listed_runs
 from flows.identity.diff import is_built
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
+from flows.identity.records import unless_damaged
 from flows.identity.redo import RedoCounter, find_redo
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
@@ -87,13 +88,11 @@ class PlanReads:
 
     def _built(self, refs: Iterable[ArtifactRef]) -> Iterator[Manifest]:
         for ref in refs:
-            try:
-                found = self._read(find_manifest, ref)
-            except ArtifactError as error:  # a damaged candidate fails no plan, it is reported
-                self.unread.append(str(error))
-            else:
-                if found is not None and is_built(found):
-                    yield found
+            # A damaged candidate fails no plan, it is reported.
+            read = partial(self._read, find_manifest, ref)
+            found = unless_damaged(read, self.unread.append)
+            if found is not None and is_built(found):
+                yield found
 
     def _is_own(self, run: str) -> bool:
         """Return whether the run was of the profile, or has no record, so that it may have been."""

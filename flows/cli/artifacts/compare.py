@@ -18,6 +18,7 @@ from flows.compare.score_table import Compared, page_of, score_rows, stage_title
 from flows.identity.diff import Change, differ
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
+from flows.identity.records import unless_damaged
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.charts import Chart
@@ -27,7 +28,7 @@ from flows.render.text import listed
 from flows.stages import in_order
 from infra.storage.base import Store
 from infra.storage.files import write_whole, writing
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ConfigError
 
 _MAX_ANSWER = 60  # characters
 _MAX_CHANGES = 8
@@ -136,11 +137,7 @@ def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, M
 
     @functools.cache
     def find(ref: ArtifactRef) -> Manifest | None:
-        try:
-            return find_manifest(store, ref)
-        except ArtifactError as error:
-            print_warning(str(error))
-            return None
+        return unless_damaged(lambda: find_manifest(store, ref), print_warning)
 
     # What is damaged, or was deleted, is left out; the others can be compared.
     return [

@@ -17,6 +17,7 @@ from flows.artifacts.transfer import read_file
 from flows.cli.output import count_of, print_error, print_lines, print_note, print_warning
 from flows.cli.train.recorded import describe_live, find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
+from flows.identity.records import unless_damaged
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
 from flows.plan.dead_runs import end_dead_runs, settle
@@ -25,7 +26,6 @@ from flows.stages import STAGES
 from infra.polling import ASK_SECONDS
 from infra.retry import NoAnswer, until_answered
 from infra.storage.base import Store, StoreUnavailable
-from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import read_events
 
 OUTPUT = "worker.log"  # what the processes of a job printed
@@ -200,11 +200,9 @@ class _Logs:
         key = f"{ref.prefix}/{name}"
         # An artifact's logs never change: they are read from the store once.
         if key not in self.stored and (manifest := find_manifest(self.store, ref)) is not None:
-            try:
-                self.stored[key] = read_file(self.store, manifest, name) or b""
-            except ArtifactError as error:  # those of the other stages are printed
-                print_warning(str(error))
-                self.stored[key] = b""
+            # After a warning the logs of the other stages are printed.
+            read = partial(read_file, self.store, manifest, name)
+            self.stored[key] = unless_damaged(read, print_warning) or b""
         return self.stored.get(key, b"")
 
 

@@ -15,6 +15,7 @@ from flows.cli.options import ProfileName, RunOptions, StoreOptions, check_worke
 from flows.cli.output import password_line, print_error, print_lines, print_warning, screen
 from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
+from flows.identity.records import unless_damaged
 from flows.identity.ref import ArtifactRef
 from flows.overrides import check_name_of
 from flows.plan.dead_runs import end_dead_runs
@@ -149,10 +150,7 @@ def is_recorded(store: Store, name: str, planned: Plan) -> bool:
     A damaged record counts as none: the run that follows writes another.
     """
     # Compare the stages as well: an older finished run of this name may have had other settings.
-    try:
-        latest = next(newest_runs(store, name), None)
-    except ArtifactError:
-        return False
+    latest = unless_damaged(lambda: next(newest_runs(store, name), None))
     artifacts = {item.stage.name: item.fingerprint for item in planned.stages}
     return latest is not None and latest.status == "finished" and latest.stages == artifacts
 
