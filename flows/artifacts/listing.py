@@ -131,7 +131,19 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
 
 def list_tags(store: Store) -> list[Tagged]:
     """Return every tag, in order of name. A damaged record is noted in its row, not an error."""
-    return list(in_parallel(lambda name: _read_tag(store, name), tag_names(store)))
+    return list(in_parallel(lambda name: read_tag(store, name), tag_names(store)))
+
+
+def read_tag(store: Store, name: str) -> Tagged:
+    """Return a tag's row. A damaged record is noted in the row, not an error."""
+    run, record, problem, is_damaged = "", None, "", False
+    try:
+        run = find_tag(store, name) or ""
+        record = find_run(store, run) if run else None
+        problem = "" if record else "its run has no record" if run else GONE
+    except ArtifactError as error:
+        problem, is_damaged = str(error), True
+    return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)
 
 
 def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:
@@ -150,14 +162,3 @@ def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:
         names=names.get(ref, ()),
         problem=problem,
     )
-
-
-def _read_tag(store: Store, name: str) -> Tagged:
-    run, record, problem, is_damaged = "", None, "", False
-    try:
-        run = find_tag(store, name) or ""
-        record = find_run(store, run) if run else None
-        problem = "" if record else "its run has no record" if run else GONE
-    except ArtifactError as error:
-        problem, is_damaged = str(error), True
-    return Tagged(name=name, run=run, record=record, problem=problem, is_damaged=is_damaged)

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import Tagged, list_tags
+from flows.artifacts.listing import GONE, Tagged, list_tags, read_tag
 from flows.artifacts.names import hint_for, kind_of, open_run
 from flows.artifacts.pins import reserve
-from flows.artifacts.runs import check_name, find_run, find_tag, point, remove_tag
+from flows.artifacts.runs import check_name, find_run, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import age, print_note, print_result
 from flows.render.table import Table, texts
@@ -87,26 +87,14 @@ def _check_free(store: Store, name: str) -> None:
 
 
 def _delete(store: Store, name: str) -> tuple[Any, list[str]]:
-    check_name(name)
-    try:
-        old = find_tag(store, name)
-        if old is None:
-            raise _unknown(store, name)
-    except ArtifactError:  # a damaged tag can be removed too
-        old = None
+    old = _find(store, name).run or None  # None: it is damaged, and can be removed too
     remove_tag(store, name)
     line = f"{name} removed; it pointed at {old}" if old else f"{name} removed; it was damaged"
     return {"tag": name, "run": None, "before": old}, [line]
 
 
 def _list(store: Store, name: str | None) -> tuple[Any, Sequence[str | Table]]:
-    tags = list_tags(store)
-    if name is not None:
-        check_name(name)
-        chosen = [tagged for tagged in tags if tagged.name == name]
-        if not chosen:
-            raise _unknown(store, name)
-        tags = chosen
+    tags = list_tags(store) if name is None else [_find(store, name)]
     table = Table(columns=_COLUMNS, rows=[*map(_row, tags)])
     lines = [table if tags else "no tags yet: nanochat tag main RUN"]
     return [_to_tree(tagged) for tagged in tags], lines
@@ -130,6 +118,11 @@ def _to_tree(tagged: Tagged) -> dict[str, Any]:
     }
 
 
-def _unknown(store: Store, name: str) -> ConfigError:
-    hint = hint_for(name, "tag", store)
-    return ConfigError(f"there is no tag {name} in {store.url}", hint=hint)
+def _find(store: Store, name: str) -> Tagged:
+    """Return a tag, also a damaged one. Raises ConfigError if there is none."""
+    check_name(name)
+    found = read_tag(store, name)
+    if found.problem == GONE:
+        hint = hint_for(name, "tag", store)
+        raise ConfigError(f"there is no tag {name} in {store.url}", hint=hint)
+    return found
