@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flows.artifacts.names import check_stage, open_usable
 from flows.identity.manifest import Manifest
-from flows.stages import EVALUATORS, REPORT, STAGES, Stage, stage_named
+from flows.stages import EVALUATORS, REPORT, STAGES, Stage, stage_named, stages_to_redo
 from infra.storage.base import Store
 from nanochat_core.eras import HEAD, JANUARY_5
 from nanochat_core.errors import ConfigError
@@ -57,11 +57,10 @@ def _after(pinned: Mapping[str, Manifest]) -> set[str]:
     """Return the names of the given stages, and of those downstream of the last of them."""
     before = {earlier for name in pinned for earlier in stages_before(stage_named(name))}
     # Given rows and pretrain, rows is only an input: the run is for what follows pretrain.
-    after = set(pinned) - before
-    for stage in STAGES:  # inputs come before the stages that read them, so one pass is enough
-        if stage is not REPORT and stage.name not in before and after & _input_names(stage):
-            after.add(stage.name)
-    return after | set(pinned)
+    stages = [stage for stage in STAGES if stage is not REPORT and stage.name not in before]
+    last = set(pinned) - before
+    after = (stages_to_redo(stages, force=(), from_stage=name) for name in last)
+    return set(pinned).union(*after)
 
 
 def _check_until(until: str, pinned: Mapping[str, Manifest], needed: set[str]) -> None:
