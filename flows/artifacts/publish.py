@@ -143,28 +143,27 @@ def commit(
         check_lease()  # last: in the gap before the write, the store's condition alone decides
         return store.put_if_absent(manifest.ref.manifest_key, data)
 
-    if retry(put):
-        # After the manifest: the index decides nothing, and may lack an artifact after a crash.
-        retry(lambda: _add_to_index(store, manifest))
-        return Published(manifest=manifest, adopted=False, divergence=None)
-    return retry(lambda: _adopt(store, manifest))
+    if not retry(put) and (other := retry(lambda: _adopt(store, manifest, data))):
+        return other
+    # After the manifest: the index decides nothing, and may lack an artifact after a crash.
+    retry(lambda: _add_to_index(store, manifest))
+    return Published(manifest=manifest, adopted=False, divergence=None)
 
 
-def _adopt(store: Store, ours: Manifest) -> Published:
-    """Return the artifact that was first; record ours if its contents differ."""
+def _adopt(store: Store, ours: Manifest, data: bytes) -> Published | None:
+    """Return the artifact that was first, None if it is ours; record `data` if contents differ."""
     winner = find_manifest(store, ours.ref)
     if winner is None:
         raise ArtifactError(
             f"the manifest of {ours.name} was removed while it was being published",
             hint="run the same command again",
         )
-    if winner.to_json() == ours.to_json():  # the store lost the answer to our own write
-        _add_to_index(store, ours)
-        return Published(manifest=ours, adopted=False, divergence=None)
+    if winner.to_json() == data:  # the store lost the answer to our own write
+        return None
     divergence = None
     if winner.digest != ours.digest:
         divergence = f"{ours.ref.divergences_prefix}/{short(ours.digest)}.json"
-        store.put(divergence, ours.to_json())
+        store.put(divergence, data)
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
 

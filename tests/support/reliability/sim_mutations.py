@@ -82,7 +82,7 @@ def _not_ours(store: object, key: str, data: bytes) -> bool:
     return False
 
 
-def _adopt_anything(store: Store, ours: Manifest) -> Published:
+def _adopt_anything(store: Store, ours: Manifest, data: bytes) -> Published:
     winner = find_manifest(store, ours.ref)
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
