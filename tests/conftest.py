@@ -62,6 +62,16 @@ def scans_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_prefect() -> Iterator[None]:
+    """Undo what a command did to this process's Prefect, which it points at its home's server."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("PREFECT_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def shared(pytestconfig: pytest.Config) -> Path:
     """Return a directory that all workers of a run have in common."""

@@ -19,10 +19,12 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import check_not_revoked, find_revoked
 from flows.artifacts.runs import (
     Run,
+    check_name,
     find_run,
     known_names,
     newest_runs,
     runs_called,
+    start_hint,
     tag_names,
 )
 from flows.artifacts.transfer import Watch, watch_nothing
@@ -45,7 +47,9 @@ _SHOWN_CANDIDATES = 5
 _USES = {
     ("a setting", "profile"): "give it like --set {word}",
     ("a setting", "stage"): "give it like --set {word}",
+    ("an artifact", "profile"): "a profile is one word, such as tiny",
     ("an artifact", "stage"): "its stage is {stage}",
+    ("a profile", "tag"): "a tag has another name, such as main",
     ("a stage", "profile"): "the profile comes first: tiny {word}",
     ("a stage", "run"): "for the artifact of a run: {word}@tiny",
     ("a stage", "tag"): "for the artifact of a run: {word}@tiny",
@@ -193,7 +197,8 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
     if word in tag_names(store):  # also if its record is damaged
         return "a tag"
     with contextlib.suppress(ConfigError):  # it cannot be a name
-        if next(runs_called(store, word), None):
+        check_name(word)
+        if find_run(store, word) or next(newest_runs(store, word), None):
             return "a run"
     return None
 
@@ -206,7 +211,7 @@ def hint_for(word: str, wanted: str, store: Store | None = None) -> str:
     names = {"tag": [], "run": [], "profile": [*PROFILES], "stage": STAGE_NAMES}
     if store is not None:
         # A run whose record was deleted is still known by its name.
-        runs = [name for name in known_names(store) if name != word]
+        runs = [name for name in known_names(store) if (name, wanted) != (word, "run")]
         names |= {"tag": tag_names(store), "run": runs}
     known = names.pop(wanted)
     kind = kind_of(word, store)
@@ -216,10 +221,10 @@ def hint_for(word: str, wanted: str, store: Store | None = None) -> str:
         stage = re.split("[@/]", word)[0]
         hint = use.format(word=word, stage=stage, others=others if experiments else "")
     else:
-        first = f"make it: nanochat tag {word} RUN"
-        if wanted != "tag":
-            first = "nothing was run yet: nanochat run tiny"
-        hint = suggest(word, known, *(() if kind else names.items())) or first
+        hint = suggest(word, known, *(() if kind else names.items()))
+        if not hint and store is not None:  # there are always profiles and stages
+            make = f"make it: nanochat tag {word} RUN"
+            hint = make if wanted == "tag" else start_hint(store)
     return f"{word} is {kind}; {hint}" if kind else hint
 
 
@@ -228,7 +233,9 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
 
     For NAME alone it is the furthest trained chat model of these runs.
     """
-    stage, at, name = reference.rpartition("@")  # "", "" and NAME if there is none
+    stage, at, name = reference.partition("@")
+    if not at:
+        name = reference
     if at and name in STAGE_NAMES and stage not in STAGE_NAMES:
         raise ConfigError(
             f"'{reference}' does not name an artifact: the stage comes first",

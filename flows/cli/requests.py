@@ -101,6 +101,8 @@ def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunReques
 def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
     """Return the error for a word that names no profile, with the settings of a run called so."""
     hint = hint_for(word, "profile")
+    if kind_of(word) not in (None, "an artifact"):  # this needs no store, which may not answer
+        return ConfigError(f"there is no profile '{word}'", hint=hint)
     with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
         store = where.open_store()
         hint = hint_for(word, "profile", store)

@@ -54,7 +54,7 @@ def unable_here() -> str | None:
 def load_kernels(form: int, *, tiles: Tiles = "none") -> ctypes.CDLL:
     """Load or build the kernels of a form of numbers, by its place in weights.py's FORMS.
 
-    tiles: what multiplies matrices; "emulated" computes as AMX on any processor, and slowly. See
+    tiles: what multiplies; "emulated" computes as AMX on any processor, and slowly. See
     `Library.load`. Raises cpp_library.Unavailable.
     """
     library = dataclasses.replace(

@@ -74,7 +74,7 @@ static inline void zero_sums() {
   tile_zero<3>();
 }
 
-// Of `some` numbers of 16 columns, 1 to 4; row r of column c at to + 16 c + r stride.
+// `some` registers, 1 to 4; row r of the c-th at to + 16 c + r stride.
 static inline void store_sums(int some, float* to, size_t stride) {
   tile_store<0>(to, stride * 4);
   if (some > 1) tile_store<1>(to + TILE, stride * 4);
@@ -82,8 +82,8 @@ static inline void store_sums(int some, float* to, size_t stride) {
   if (some > 3) tile_store<3>(to + 3 * TILE, stride * 4);
 }
 
-// sums[c] += STEPS steps of a row by panel c, as a product of registers adds them; numbers of less
-// than 1e-37, which registers take as 0, change no bit of what they are added to.
+// sums[c] += STEPS steps of a row by panel c, as a product of registers adds them: with the same bits
+// unless a sum is below 1e-30, which no attention reaches; registers take the smallest numbers as 0.
 template <int C, int STEPS>
 static inline void row_step(const int32_t* a, const int32_t* const* panels, size_t at,
                             size_t stride, Floats* sums) {
@@ -117,10 +117,11 @@ static void score_row(const int32_t* query, int words, const int32_t* const* pag
 // space.scores of all queries and pages.
 template <class Form>
 static void score(const AttentionSpace& space, int count, int words, int num_pages) {
+  static_assert(Form::DEPTH == 2);
   if (count == 1) {
     int p = 0;
-    for (; p + 8 <= num_pages; p += 8)
-      score_row<8>(space.queries, words, space.pages + p, space.scores + p * PAGE);
+    for (; p + 4 <= num_pages; p += 4)
+      score_row<4>(space.queries, words, space.pages + p, space.scores + p * PAGE);
     for (; p < num_pages; ++p)
       score_row<1>(space.queries, words, space.pages + p, space.scores + p * PAGE);
     return;
@@ -242,6 +243,7 @@ static constexpr Weigh WEIGHS[MAX_QUERIES][4] = {
 };
 constexpr int WIDEST_WEIGH[MAX_QUERIES] = {2, 1, 0, 0};
 #endif
+
 // space.scores of all queries and pages.
 template <class Form>
 static void score(const AttentionSpace& space, int count, int words, int num_pages) {

@@ -159,7 +159,7 @@ static inline void tile_panel(const int32_t* w, size_t ahead) {
   if constexpr (R > 1) tile_products<Form, 2 + C, 5, B>();
 }
 
-// sums[r * C + c]: R blocks of rows by C panels, R * C at most 4.
+// sums[2 r + c]: R blocks of rows by C panels, R * C at most 4.
 template <class Form, int R, int C>
 static void tile_block(const int32_t* a, size_t lda, const int32_t* w, size_t panel_words,
                        int steps, size_t ahead, int32_t (*sums)[TILE][TILE]) {
@@ -179,7 +179,7 @@ static void tile_block(const int32_t* a, size_t lda, const int32_t* w, size_t pa
   tile_store<0>(sums[0], TILE * 4);
   if constexpr (C > 1) tile_store<1>(sums[1], TILE * 4);
   if constexpr (R > 1 || C > 2) tile_store<2>(sums[2], TILE * 4);
-  if constexpr (R > 1 || C > 3) tile_store<3>(sums[3], TILE * 4);
+  if constexpr (R * C > 3) tile_store<3>(sums[3], TILE * 4);
 }
 
 // A matrix in bf16 whose inputs fill registers takes tiles for whatever rows, another never: a
@@ -207,7 +207,6 @@ static void multiply_tiles(const Matrix& m, const Activations& a, int first_row,
     const int width = std::min(most, first_panel + num_panels - p);
     for (int done = 0; done < num_rows; done += 2 * TILE) {
       const int row = first_row + done, rows = std::min(2 * TILE, num_rows - done);
-      const int stride = rows > TILE ? 2 : width;
       if (rows != shaped) set_tiles(shaped = rows);
       (rows > TILE ? TWO : ONE)[width - 1](a.data + row * a.lda, a.lda, m.data + p * panel_words,
                                            panel_words, m.steps, done ? 0 : ahead, sums);
@@ -215,7 +214,7 @@ static void multiply_tiles(const Matrix& m, const Activations& a, int first_row,
         for (int c = 0; c < width; ++c)
           take(row + r, p + c,
                scaled<Form>(m, a, row + r, (p + c) * 16,
-                            load_ints(sums[r / TILE * stride + c][r % TILE])));
+                            load_ints(sums[r / TILE * 2 + c][r % TILE])));
     }
   }
   release_tiles();

@@ -12,8 +12,8 @@ tables, keys and values in bf16 and everything else in fp32; "int8" has matrices
 scale for each output, and what they multiply in 8 bits with a scale for each token; the rest as in
 bf16. Pages hold 16 tokens.
 
-With `tiles` matrix products are AMX's. In bf16 these round otherwise than the vector kernels, so a
-matrix takes them for any number of rows or for none: see kernels_matrix.h.
+With `tiles` the products of matrices and of attention are AMX's. In bf16 these round otherwise than
+the vector kernels, so a matrix takes them for any number of rows or for none: see kernels_matrix.h.
 """
 
 import ctypes

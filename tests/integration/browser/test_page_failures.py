@@ -36,10 +36,7 @@ LOST = "The connection was lost before the answer was complete."
 BROKEN = [  # what comes after the first half of an answer, and what is said
     *(([CUT], LOST), ([], LOST), ([b'data: {"tok'], LOST)),
     ([event(error="the engine stopped"), event(done=True)], "The engine stopped."),
-    (
-        [b"data: what?\n\n", event(done=True)],
-        "something that this page cannot read",
-    ),
+    ([b"data: what?\n\n", event(done=True)], "something that this page cannot read"),
 ]
 
 

@@ -82,7 +82,6 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(home, capsys):
 
 
 def test_the_server_starts_once_survives_its_starter_and_stops(home, monkeypatch):
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # the server's from here to the test's end
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     server = start_server(home)  # it runs already, if a test above has run
     wait_for_server(home, server)

@@ -1,7 +1,6 @@
 """Models evaluated again on a real Prefect server: alerts, schedules, and what costs nothing."""
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -143,12 +142,9 @@ def prefect_terminal(
     made = [put_artifact(store, make_manifest(stage)) for stage in ("task_data", "sft")]
     put_run(store, "main-1", *made, name="main")
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-    before = dict(os.environ)
     terminal.run("evals", "--schedule", "main", "--remove")  # one that other tests registered
     yield terminal
     terminal.run("evals", "--schedule", "main", "--remove")
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def test_a_schedule_given_twice_is_one_and_is_changed(prefect_terminal, store, server, transcript):

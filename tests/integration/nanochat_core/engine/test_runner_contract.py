@@ -191,7 +191,7 @@ def test_a_processor_with_tiles_has_the_bits_of_the_emulation(precision):
 
 @every
 def test_neither_pieces_nor_company_nor_earlier_requests_change_logits(kind):
-    model, (tokens, other) = make_gpt({"width": 128}), (make_tokens(n, n) for n in (LENGTH, 70))
+    model, (tokens, other) = make_gpt(SHAPES["d4"]), (make_tokens(n, n) for n in (LENGTH, 70))
     clean = read(kind.open(model), 3, tokens)
     for cuts in ((1,), (16, 32), (5, 6, 7, 47), tuple(range(1, LENGTH))):
         kind.same(read(kind.open(model), 4, tokens, *cuts)[-1:], clean)
