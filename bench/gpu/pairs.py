@@ -110,17 +110,20 @@ def main() -> None:
 
 
 def shrink(case: Case) -> Case:
-    """Return the case for a CPU, at depth 2."""
+    """Return the case for a CPU, at depth 2, and as small as a product in fp8 may be.
+
+    On an Intel processor with AMX torch multiplies fp8 by oneDNN's reference: some 20 million a second.
+    """
     return dataclasses.replace(
         case,
         depth=2,
         device="cpu",
-        rows=2,
+        rows=1,
         accumulate=2,
-        sequence_len=64,
+        sequence_len=32,
         vocab_size=512,
         compile=False,
-        width=case.width and 256,
+        width=case.width and 128,
     )
 
 
