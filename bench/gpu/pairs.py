@@ -112,7 +112,7 @@ def main() -> None:
 def shrink(case: Case) -> Case:
     """Return the case for a CPU, at depth 2, and as small as a product in fp8 may be.
 
-    On an Intel processor with AMX torch multiplies fp8 by oneDNN's reference: some 20 million a second.
+    On an Intel processor with AMX torch multiplies fp8 by oneDNN's reference, 20 million a second.
     """
     return dataclasses.replace(
         case,
