@@ -77,7 +77,7 @@ def test_every_setting_can_be_given_and_a_number_has_a_least(name: str):
         ("compile", "'compile' does not set", "did you mean 'compile=...'"),
         ("threads=0", "threads is 0", "at least 1"),
         ("device_batch_size=0", "device_batch_size is 0", "at least 1"),
-        ("device_batch_size=many", "device_batch_size is 'many', expected int", "number, like 8"),
+        ("device_batch_size=x", "device_batch_size is 'x', expected int", "a whole number, like 8"),
         ("device_batch_size=2.5", "device_batch_size is 2.5, expected int", "a whole number"),
         ("hang_seconds=long", "hang_seconds is 'long', expected float", "a number, like 2.5"),
         ("hang_seconds=NaN", "hang_seconds is nan, expected a finite number", "a number"),
@@ -85,7 +85,11 @@ def test_every_setting_can_be_given_and_a_number_has_a_least(name: str):
         ("autotune=maybe", "autotune is 'maybe', expected bool", "true or false"),
         ("determinism=mostly", "determinism is 'mostly'", "one of: default, strict"),
         ("attention=nope", "attention is 'nope'", "one of: auto, fa3, "),
-        ("sinks=wandb,statsd", "sinks is 'wandb,statsd': there is no sink 'st", "or both with a"),
+        (
+            "sinks=wandb,statsd",
+            "sinks is 'wandb,statsd': there is no sink 'statsd'",
+            "trackio or wandb, or both with a comma between them",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused(setting: str, message: str, hint: str):

@@ -69,7 +69,12 @@ def refusal(verb: str, status: int, code: str) -> Fault:
         (Quirk.IGNORES_RANGES, "parts", "the whole object", "reads ranges"),
         (Fault(kind=Kind.FLIP, verb="GET"), "get", "other bytes", "another store"),
         (Fault(kind=Kind.FLIP, verb="GET"), "parts", "damaged", "another store"),
-        (refusal("POST uploads", 501, "NotImplemented"), "parts", "NotImplemented", "another"),
+        (
+            refusal("POST uploads", 501, "NotImplemented"),
+            "parts",
+            "NotImplemented",
+            "another store",
+        ),
         (refusal("GET list-type", 403, "AccessDenied"), "list", "AccessDenied", "ListBucket"),
         (refusal("DELETE", 403, "AccessDenied"), "delete", "AccessDenied", "DeleteObject"),
         (refusal("GET", 404, "NoSuchKey"), "get", "was just put", "another store"),

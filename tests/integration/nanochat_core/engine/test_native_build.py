@@ -185,8 +185,7 @@ def test_the_cache_is_where_xdg_says(tmp_path, monkeypatch):
     assert user_cache() == tmp_path / "own" / "nanochat-flows"
 
 
-# Tiles of AMX. What they compute is emulated in the contract of all runners, which compares it with
-# a processor that has them.
+# What AMX's tiles compute is emulated, and compared with a processor, in the contract of runners.
 
 TILE_CODE = {"ldtilecfg", "tileloadd", "tilezero", "tilestored", "tilerelease"}
 # A product alone, which compiles in less time than all kernels.
@@ -222,8 +221,7 @@ def test_the_kernels_compile_to_tile_instructions(tmp_path):
     except FileNotFoundError:
         pytest.skip("there is no objdump")
     assert set(re.findall(r"\w+", listed)) >= TILE_CODE
-    # AT&T's order: B, A, sum. Tiles 0 to 3 are the sums of two tiles of rows by two of columns, or
-    # of one by four.
+    # AT&T's order: B, A, sum. Tiles 0 to 3 are sums: two tiles of rows by two, or one by four.
     tiles = {f"%tmm{6 + n % 2},%tmm{a},%tmm{n}" for n in range(4) for a in (4, 4 + n // 2)}
     found = set(re.findall(r"(tdp\w+) +(%tmm\d,%tmm\d,%tmm\d)", listed))
     assert found == {(product, each) for product in ("tdpbf16ps", "tdpbusd") for each in tiles}
