@@ -67,13 +67,6 @@ static inline void tile_step(const int32_t* b, size_t stride) {
   tile_bf16_products<SUM, A, B>();
 }
 
-static inline void zero_sums() {
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
-}
-
 // `some` registers, 1 to 4; row r of the c-th at to + 16 c + r stride.
 static inline void store_sums(int some, float* to, size_t stride) {
   tile_store<0>(to, stride * 4);

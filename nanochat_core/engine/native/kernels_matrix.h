@@ -139,6 +139,13 @@ static inline void set_tiles(int rows) {
   set_tile_shapes(shapes);
 }
 
+static inline void zero_sums() {
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+}
+
 template <class Form, int SUM, int A, int B>
 static inline void tile_products() {
   if constexpr (Form::DEPTH == 2) tile_bf16_products<SUM, A, B>();
@@ -163,10 +170,7 @@ static inline void tile_panel(const int32_t* w, size_t ahead) {
 template <class Form, int R, int C>
 static void tile_block(const int32_t* a, size_t lda, const int32_t* w, size_t panel_words,
                        int steps, size_t ahead, int32_t (*sums)[TILE][TILE]) {
-  tile_zero<0>();
-  tile_zero<1>();
-  tile_zero<2>();
-  tile_zero<3>();
+  zero_sums();
   for (int k = 0; k < steps; k += TILE) {
     const int32_t* wk = w + k * TILE;
     tile_load<4>(a + k, lda * 4);
